@@ -92,9 +92,8 @@ def _refuse(why: str) -> NoReturn:
 def _show(console: Console, result: Result) -> None:
     table = Table("figure", "value", "unit", "aim", "met")
     for figure in result.figures:
-        row = figure.as_json()
         met = {None: "", True: "[green]yes[/green]", False: "[red]no[/red]"}[figure.met]
-        table.add_row(figure.name, f"{figure.value:.3g}", figure.unit, row["aim"] or "", met)
+        table.add_row(figure.name, f"{figure.value:.3g}", figure.unit, figure.aim_text, met)
     console.print(table)
 
 

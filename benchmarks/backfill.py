@@ -15,12 +15,11 @@ from typing import Any
 
 from confluent_kafka import Consumer, Producer
 
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import ends_of
+from benchmarks.cluster import BenchStack, cluster
+from benchmarks.load import ends_of
 from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, simulated_model
-from deploy.local.services import Service
+from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher, simulated_model
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import backfill_topic, replies_topic
 from fairlane.outcomes import Priority, Task
@@ -59,10 +58,7 @@ _ENGINE = {
 
 def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
     """A job of fewer rows, one of all rows, and the bare loops."""
-    services = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
-        Service(f"consumer-{POOL}-1", ("-m", "inference_consumers", "--pool", POOL), _ENGINE),
-    ]
+    services = [dispatcher(env=UNBOUNDED), consumer(env=_ENGINE)]
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     parts = ("kafka", "redis", "postgres")
     with cluster(services, parts=parts, tenants=tenants, topics=(_BARE_TOPIC,), models=(_MODEL,)) as running:
@@ -71,13 +67,7 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
         bare_rows = min(rows, BARE_ROWS)
         through = _bare(running.settings, bare_rows, backfill_topic(_TENANT), replies_topic(_TENANT))
         alone = _bare(running.settings, bare_rows, _BARE_TOPIC, _BARE_TOPIC)
-    found = {
-        "rows_per_s": all_rows["rows_per_s"],
-        "through_per_s": through,
-        "alone_per_s": alone,
-        "peak_mib": all_rows["peak_mib"],
-        "peak_mib_of_fewer": fewer["peak_mib"],
-    }
+    found = {**all_rows, "through_per_s": through, "alone_per_s": alone, "peak_mib_of_fewer": fewer["peak_mib"]}
     return Result(
         NAME,
         (
@@ -100,13 +90,13 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
     )
 
 
-def _job(running: Cluster, rows: int) -> dict[str, float]:
+def _job(running: BenchStack, rows: int) -> dict[str, float]:
     """The rate and the peak memory of a runner, from when it took the job until the output was whole."""
     source = running.folder / f"{rows}.jsonl"
     with source.open("w") as file:
         row = {"model": MODEL, "prompt": _PROMPT, "max_tokens": _MAX_TOKENS}
         file.writelines(json.dumps({"id": number, **row}) + "\n" for number in range(rows))
-    submitted = _command(running, "submit", str(source), f"{source}.out", "--tenant", _TENANT)
+    submitted = running.command("producers.backfill", "submit", str(source), f"{source}.out", "--tenant", _TENANT)
     process = subprocess.Popen(
         [sys.executable, "-m", "producers.backfill", "run", submitted["job_id"], "--json"],
         env=running.environment,
@@ -128,23 +118,11 @@ def _job(running: Cluster, rows: int) -> dict[str, float]:
     finally:
         process.kill()
         process.wait()
-    done = _command(running, "status", submitted["job_id"])
+    done = running.command("producers.backfill", "status", submitted["job_id"])
     if done["rows"]["ok"] != rows:
         raise RuntimeError(f"{done['rows']['ok']} of {rows} rows were answered: {done['status']}, {done['reason']}")
     took_s = (done["ended_at_ms"] - done["started_at_ms"]) / 1000
     return {"rows_per_s": rows / took_s, "peak_mib": peak / 1024**2}
-
-
-def _command(running: Cluster, *arguments: str) -> Any:
-    found = subprocess.run(
-        [sys.executable, "-m", "producers.backfill", *arguments, "--json"],
-        env=running.environment,
-        capture_output=True,
-        text=True,
-        timeout=_TIMEOUT_S,
-        check=True,
-    )
-    return json.loads(found.stdout)
 
 
 def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:

@@ -1,31 +1,41 @@
-"""A stack of real parts for one benchmark, in a temporary folder, and further services beside it."""
+"""What benchmarks run on: a stack of real parts in a temporary folder, services beside it, an engine of its own."""
 
 import json
 import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic, sleep
+from typing import Any
 
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from pydantic import SecretStr
 
-from benchmarks.waiting import wait_while
+from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
 from deploy.local.ports import PortClaims
 from deploy.local.services import HOST, MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
+from fairlane.models import load_models
+from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.processes.restarts import RestartPolicy
+from inference_consumers.engines.protocol import Engine
+from inference_consumers.engines.registry import create_engine
 
+MODELS_DIR = Path(".fairlane/models")
 _CREATE_TIMEOUT_S = 30.0
+_LOOK_S = 0.02
 _STOP_TIMEOUT_S = 30.0
 _READY_TIMEOUT_S = 60.0
-_COMMAND_TIMEOUT_S = 60.0
+_COMMAND_TIMEOUT_S = 600.0
 _NO_LIMITS = {
     "GATEWAY_KEY_RATE_PER_S": "1000000",
     "GATEWAY_KEY_BURST": "1000000",
@@ -35,6 +45,20 @@ _NO_LIMITS = {
 """One key makes all the calls of a benchmark."""
 # Deliberate kills every few seconds must not count as a crash loop.
 _KILLED_ON_PURPOSE = RestartPolicy(window_s=3.0)
+
+
+def wait_until(condition: Callable[[], object], timeout_s: float, what: str) -> None:
+    """Return as soon as ``condition()`` is true. Raises TimeoutError when it is not within ``timeout_s``."""
+    wait_while(lambda: None if condition() else "", timeout_s, what)
+
+
+def wait_while(problem: Callable[[], str | None], timeout_s: float, what: str) -> None:
+    """Return as soon as there is no problem. Raises TimeoutError, with the last one, after ``timeout_s``."""
+    deadline = monotonic() + timeout_s
+    while (found := problem()) is not None:
+        if monotonic() > deadline:
+            raise TimeoutError(f"{what} did not come about within {timeout_s:g} s{found and f': {found}'}")
+        sleep(_LOOK_S)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +71,7 @@ class HttpService:
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class BenchStack:
     """A running stack, the settings to reach it, and its folder."""
 
     stack: LocalStack
@@ -96,25 +120,26 @@ class Cluster:
     @contextmanager
     def gateway(self, tenant: str) -> Iterator[HttpService]:
         """The gateway without limits on keys, and the headers of a key of this tenant. Needs Postgres."""
+        arguments = ("keys", "create", "--tenant", tenant, "--name", "benchmark")
+        key = self.command("fairlane_server.cli", *arguments, env=self.stack.endpoints.migration_env)["api_key"]
         env = {"GATEWAY_PORT": "{port}", **_NO_LIMITS}
         with self.http_service("gateway-1", "-m", "producers.gateway", env=env) as service:
-            headers = {**service.headers, "Authorization": f"Bearer {self._api_key(tenant)}"}
+            headers = {**service.headers, "Authorization": f"Bearer {key}"}
             yield HttpService(service.url, service.pid, headers)
 
-    def _api_key(self, tenant: str) -> str:
-        """Create a key of the tenant. Raises RuntimeError with the command's standard error."""
-        command = ("-m", "fairlane_server.cli", "keys", "create", "--tenant", tenant, "--name", "benchmark", "--json")
+    def command(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
+        """What a command of the project prints as JSON. Raises RuntimeError with its standard error."""
         done = subprocess.run(
-            [sys.executable, *command],
-            env={**os.environ, **self.env, **self.stack.endpoints.migration_env},
+            [sys.executable, "-m", module, *arguments, "--json"],
+            env={**self.environment, **(env or {})},
             capture_output=True,
             text=True,
             timeout=_COMMAND_TIMEOUT_S,
             check=False,
         )
         if done.returncode:
-            raise RuntimeError(f"no key was made: {done.stderr[-500:]}")
-        return str(json.loads(done.stdout)["api_key"])
+            raise RuntimeError(f"{module} {arguments[0]} failed: {done.stderr[-500:]}")
+        return json.loads(done.stdout)
 
 
 @contextmanager
@@ -128,7 +153,7 @@ def cluster(
     env: Mapping[str, str] | None = None,
     models: Sequence[Mapping[str, object]] | None = None,
     policy: RestartPolicy = _KILLED_ON_PURPOSE,
-) -> Iterator[Cluster]:
+) -> Iterator[BenchStack]:
     """Start the parts and services with these tenants, given by name or as entries of tenants.yaml, and with these
     models, as entries of models.yaml, or else those of the project.
 
@@ -144,34 +169,57 @@ def cluster(
             models_file.write_text(yaml.safe_dump({"models": [dict(model) for model in models]}))
         files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file)}
         shared = {**files, "LOG_LEVEL": "WARNING", **(env or {})}
+        command = ("-m", "fairlane_server.cli")
+        of_tenants, of_models = ("--tenants-file", str(tenants_file)), ("--models-file", str(models_file))
+        ours = (*topics, *(f"{topic}={count}" for topic, count in (partitions or {}).items()))
+        setup = [
+            Step("setup-topics", (*command, "topics", "apply", *of_tenants, *of_models), after=("kafka",)),
+            Step("setup-models", (*command, "models", "apply", *of_models), after=("setup-topics",)),
+            Step("setup-tenants", (*command, "tenants", "apply", *of_tenants), after=("setup-models",)),
+        ]
+        if ours:
+            setup.append(Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)))
+        if "postgres" in parts:
+            setup.append(Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True))
         stack = LocalStack(
             data_dir=folder / "stack",
             parts=parts,
-            setup=_setup(str(tenants_file), str(models_file), topics, partitions or {}, tables="postgres" in parts),
+            setup=setup,
             services=[Service(one.name, one.arguments, {**shared, **one.env}) for one in services],
             environ={},
             policy=policy,
         )
         with stack:
             settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
-            yield Cluster(stack, settings, folder, shared)
+            yield BenchStack(stack, settings, folder, shared)
 
 
-def _setup(
-    tenants_file: str, models_file: str, topics: Sequence[str], partitions: Mapping[str, int], *, tables: bool
-) -> tuple[Step, ...]:
-    command = ("-m", "fairlane_server.cli")
-    ours = (*topics, *(f"{name}={count}" for name, count in partitions.items()))
-    tenants, models = ("--tenants-file", tenants_file), ("--models-file", models_file)
-    steps = (
-        Step("setup-topics", (*command, "topics", "apply", *tenants, *models), after=("kafka",)),
-        *((Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)),) if ours else ()),
-        Step("setup-models", (*command, "models", "apply", *models), after=("setup-topics",)),
-        Step("setup-tenants", (*command, "tenants", "apply", *tenants), after=("setup-models",)),
-    )
-    return (
-        (*steps, Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True)) if tables else steps
-    )
+@contextmanager
+def stores(*parts: str) -> Iterator[LocalStack]:
+    """Postgres with its tables, and other parts without Kafka."""
+    with (
+        tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name,
+        LocalStack(data_dir=Path(name) / "stack", parts=("postgres", *parts), environ={}) as stack,
+    ):
+        owner_dsn = SecretStr(stack.endpoints.postgres_owner_dsn)
+        upgrade(Settings(postgres_dsn=SecretStr(stack.endpoints.postgres_dsn), postgres_owner_dsn=owner_dsn))
+        yield stack
+
+
+def shipped_model(name: str = MODEL) -> ModelVersion:
+    """A model of the project's own models.yaml."""
+    return next(one for one in load_models(MODELS_FILE) if one.model == name)
+
+
+@contextmanager
+def shipped_engine(model: ModelVersion, device: str | None = None) -> Iterator[Engine]:
+    """The model's engine in this process, loaded; on the device that ``DEVICE`` names by default."""
+    engine = create_engine(model, MODELS_DIR, 0, device=device or os.environ.get("DEVICE", "auto"))
+    try:
+        engine.load()
+        yield engine
+    finally:
+        engine.close()
 
 
 def create_topics(settings: Settings, names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from statistics import median
 from time import perf_counter, process_time, sleep
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import BenchStack, cluster
 from benchmarks.processes import cpu_with_children_s
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
@@ -73,7 +73,7 @@ def _figures(runs: tuple[dict[str, float], ...]) -> list[Figure]:
     return figures
 
 
-def _load(running: Cluster, load: str, requests: int, send: Callable[[], list[float]]) -> dict[str, float]:
+def _load(running: BenchStack, load: str, requests: int, send: Callable[[], list[float]]) -> dict[str, float]:
     """Rate, median latency, and processor time of each process for a request."""
     latencies_ms: list[float] = []
     started = perf_counter()
@@ -87,14 +87,14 @@ def _load(running: Cluster, load: str, requests: int, send: Callable[[], list[fl
     }
 
 
-def _spent(running: Cluster, act: Callable[[], None]) -> dict[str, float]:
+def _spent(running: BenchStack, act: Callable[[], None]) -> dict[str, float]:
     """Seconds of processor time that each process used meanwhile."""
     before = _counters(running)
     act()
     return {name: used - before[name] for name, used in _counters(running).items()}
 
 
-def _counters(running: Cluster) -> Mapping[str, float]:
+def _counters(running: BenchStack) -> Mapping[str, float]:
     found = {_CLIENT: process_time()}
     for view in running.stack.supervisor.processes():
         if view.pid is not None:

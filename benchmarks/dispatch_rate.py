@@ -9,8 +9,8 @@ from time import monotonic
 
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from benchmarks.cluster import cluster
-from benchmarks.observed import REQUEST_TIMEOUT_MS, ends_of, make_request
+from benchmarks.cluster import BenchStack, cluster
+from benchmarks.load import REQUEST_TIMEOUT_MS, ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import open_window
 from deploy.local.services import Service
@@ -54,20 +54,25 @@ def run() -> Result:
 def _measure() -> dict[str, float]:
     services = [
         Service("fairlane", ("-m", "stream_processors.dispatcher")),
-        *(Service(kind, ("-m", "benchmarks.dispatch_baselines", kind, *_TOPICS)) for kind in ("send", "codec")),
+        *(Service(kind, ("-m", "benchmarks.baselines", kind, *_TOPICS)) for kind in ("send", "codec")),
     ]
     rates = {}
     for service in services:
         with cluster([], topics=("baseline.send", "baseline.codec"), tenants=_TENANTS) as running:
             publish_backlog(running.settings, _TENANTS, REQUESTS)
-            start = ends_of(running.settings, (_OUTPUTS[service.name],))
-            with open_window(running.settings), running.service(service):
-                rates[service.name] = output_rate(running.settings, start, REQUESTS)
+            rates[service.name] = rate_of(running, service, _OUTPUTS[service.name], REQUESTS)
     return {
         **{f"{name}_per_s": rate for name, rate in rates.items()},
         "by_send": rates["fairlane"] / rates["send"],
         "by_codec": rates["fairlane"] / rates["codec"],
     }
+
+
+def rate_of(running: BenchStack, service: Service, output: str, requests: int) -> float:
+    """Requests per second of a dispatcher, or of a program in its place, while the pool's window is open."""
+    start = ends_of(running.settings, (output,))
+    with open_window(running.settings), running.service(service):
+        return output_rate(running.settings, start, requests)
 
 
 def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -> None:

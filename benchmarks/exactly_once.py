@@ -13,15 +13,23 @@ from pathlib import Path
 from time import monotonic
 
 from benchmarks.cluster import cluster
-from benchmarks.faults import SEED_VARIABLE, fault_seed
-from benchmarks.faults.campaign import Blow, Load, carry_out
-from benchmarks.faults.deployed import Deployment
-from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target, count_kinds, long_plan
-from benchmarks.faults.promise import Findings, examine
-from benchmarks.faults.rig import Rig
-from benchmarks.faults.traffic import Traffic
+from benchmarks.faults.plan import (
+    END,
+    KILL,
+    PAUSE,
+    SEED_VARIABLE,
+    Cast,
+    Fault,
+    FaultTarget,
+    count_kinds,
+    fault_seed,
+    long_plan,
+)
+from benchmarks.faults.promise import examine
+from benchmarks.faults.rig import Deployment, Rig
+from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import simulated_model
+from benchmarks.simulated_pool import consumer, dispatcher, simulated_model
 from deploy.local.services import Service
 from fairlane.models import load_models
 from fairlane.outcomes import Task
@@ -32,7 +40,7 @@ REQUESTS = 5_000
 FAULTS = 30
 HOW = f"one run of {REQUESTS:,} requests, {FAULTS} random faults and a restart of the broker"
 CAST = Cast(("dispatcher-1", "dispatcher-2"), ("consumer-1", "consumer-2", "consumer-3"), "recorder-1")
-LOAD = Load(requests=REQUESTS, per_s=15, burst=100, max_delay_s=1.0)
+LOAD = CampaignLoad(requests=REQUESTS, per_s=15, burst=100, max_delay_s=1.0)
 _POOL = "shared"
 _TENANTS = ("acme", "globex", "initech")
 _RECORD_TIMEOUT_S = 60.0
@@ -49,27 +57,25 @@ _ENV = {
     "DISPATCHER_SESSION_TIMEOUT_MS": "3000",
 }
 
-Plan = Callable[[random.Random, Cast], Sequence[Fault]]
-Say = Callable[[str], None]
 
-
-def run(plan: Plan | None = None, load: Load = LOAD) -> Result:
+def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, load: CampaignLoad = LOAD) -> Result:
     """One run; by default of 30 faults and a restart of the broker. FAIRLANE_FAULT_SEED repeats another's choices."""
     seed = fault_seed()
-    say = _teller()
+    started_s = monotonic()
+
+    def say(line: str) -> None:
+        print(f"  {monotonic() - started_s:6.1f} s  {line}", file=sys.stderr, flush=True)
+
     say(f"seed {seed}: {SEED_VARIABLE}={seed} makes the same choices again")
     dice = random.Random(seed)
     faults = long_plan(dice, CAST, FAULTS) if plan is None else plan(dice, CAST)
-    try:
-        return _measure(faults, load, dice, seed, say)
-    except Exception as error:
-        error.add_note(f"{SEED_VARIABLE}={seed} makes the same choices again")
-        raise
-
-
-def _measure(plan: Sequence[Fault], load: Load, dice: random.Random, seed: int, say: Say) -> Result:
-    with cluster(
-        _services(),
+    services = [
+        *(dispatcher(number) for number in range(1, len(CAST.dispatchers) + 1)),
+        *(consumer(number, pool=_POOL) for number in range(1, len(CAST.consumers) + 1)),
+        Service(CAST.recorder, ("-m", "stream_processors.recorder")),
+    ]
+    stack = cluster(
+        services,
         parts=("kafka", "redis", "postgres"),
         tenants=_TENANTS,
         models=[
@@ -78,36 +84,28 @@ def _measure(plan: Sequence[Fault], load: Load, dice: random.Random, seed: int, 
         ],
         env=_ENV,
         policy=_RESTARTS,
-    ) as running:
-        models = load_models(Path(running.env["MODELS_FILE"]))
-        deployed = Deployment(running.settings, _TENANTS, models, running.settings.group_prefix)
-        rig = Rig(running.stack, deployed, CAST)
-        with Traffic(deployed, seed, load.per_s) as traffic:
-            blows = carry_out(rig, traffic, plan, load, dice, say)
-        dsn = running.stack.endpoints.postgres_dsn
-        findings = examine(deployed, traffic.expected, postgres_dsn=dsn, timeout_s=_RECORD_TIMEOUT_S)
-        for problem in (*findings.problems, *rig.badly_ended):
-            say(problem)
-        return _result(seed, findings, blows, rig, traffic.longest_gap_s())
-
-
-def _services() -> list[Service]:
-    consume = ("-m", "inference_consumers", "--pool", _POOL)
-    return [
-        *(Service(name, ("-m", "stream_processors.dispatcher")) for name in CAST.dispatchers),
-        *(Service(name, consume) for name in CAST.consumers),
-        Service(CAST.recorder, ("-m", "stream_processors.recorder")),
-    ]
-
-
-def _result(seed: int, found: Findings, blows: Sequence[Blow], rig: Rig, longest_gap_s: float) -> Result:
-    kinds = count_kinds(CAST, [blow.fault for blow in blows])
+    )
+    try:
+        with stack as running:
+            models = load_models(Path(running.env["MODELS_FILE"]))
+            deployed = Deployment(running.settings, _TENANTS, models, running.settings.group_prefix)
+            rig = Rig(running.stack, deployed, CAST)
+            with Traffic(deployed, seed, load.per_s) as traffic:
+                outstanding = carry_out(rig, traffic, faults, load, dice, say)
+            dsn = running.stack.endpoints.postgres_dsn
+            found = examine(deployed, traffic.expected, postgres_dsn=dsn, timeout_s=_RECORD_TIMEOUT_S)
+            ended_by_themselves = rig.ended_by_themselves
+            for problem in (*found.problems, *rig.badly_ended):
+                say(problem)
+    except Exception as error:
+        error.add_note(f"{SEED_VARIABLE}={seed} makes the same choices again")
+        raise
+    kinds = count_kinds(CAST, rig.struck)
     by_sign = {sign: sum(count for kind, count in kinds.items() if kind[0] is sign) for sign in (KILL, PAUSE, END)}
-    by_target = {target: sum(count for kind, count in kinds.items() if kind[1] is target) for target in Target}
-    at_work = sum(blow.outstanding > 0 for blow in blows)
+    by_target = {target: sum(count for kind, count in kinds.items() if kind[1] is target) for target in FaultTarget}
     run = {
         "seed": float(seed),
-        "longest_gap_s": longest_gap_s,
+        "longest_gap_s": traffic.longest_gap_s(),
         **{f"{sign.name} {target}": float(count) for (sign, target), count in sorted(kinds.items())},
     }
     return Result(
@@ -118,23 +116,14 @@ def _result(seed: int, found: Findings, blows: Sequence[Blow], rig: Rig, longest
             Figure("rows in Postgres that differ from the reply topics", found.rows, "", "at most", 0),
             Figure("kinds of broken promises in the log", len(found.problems), "", "at most", 0),
             Figure("ends on SIGTERM with another status than 0", len(rig.badly_ended), "", "at most", 0),
-            Figure("longest time without a reply", longest_gap_s, "s"),
+            Figure("longest time without a reply", traffic.longest_gap_s(), "s"),
             Figure("requests", found.requests, ""),
-            Figure("faults and restarts of the broker", len(blows), ""),
-            Figure("of these with work outstanding", at_work, ""),
+            Figure("faults and restarts of the broker", len(outstanding), ""),
+            Figure("of these with work outstanding", sum(map(bool, outstanding)), ""),
             *(Figure(f"victims of {sign.name}", count, "") for sign, count in by_sign.items()),
             *(Figure(f"struck: {target}", count, "") for target, count in by_target.items()),
-            Figure("services that ended by themselves and came back", rig.ended_by_themselves, ""),
+            Figure("services that ended by themselves and came back", ended_by_themselves, ""),
             Figure("seed", seed, ""),
         ),
         (run,),
     )
-
-
-def _teller() -> Say:
-    started = monotonic()
-
-    def say(line: str) -> None:
-        print(f"  {monotonic() - started:6.1f} s  {line}", file=sys.stderr, flush=True)
-
-    return say

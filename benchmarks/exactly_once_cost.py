@@ -8,12 +8,11 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import cluster, shipped_model
 from benchmarks.dispatch_rate import output_rate
-from benchmarks.observed import ends_of, make_request, make_work_item
+from benchmarks.load import ends_of, make_request, make_work_item
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from fairlane.kafka_config import idempotent_producer
-from fairlane.models import load_models
 from fairlane.names import priority_topic, replies_topic
 from fairlane.offsets import MAX_SPAN
 from fairlane.outcomes import Priority
@@ -55,25 +54,23 @@ class PlainLoop(TransactionLoop):
         return batch.settlements
 
 
-class _BenchApp(ConsumerApp):
-    """The consumer with the loop under test."""
-
-    def __init__(self, settings: Settings, loop_type: type[TransactionLoop]) -> None:
-        super().__init__(settings, _POOL)
-        self._loop_type = loop_type
-
+class _PlainApp(ConsumerApp):
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
-        if self._loop_type is TransactionLoop:
-            return super()._transactions(ownership)
         producer = Producer(idempotent_producer(self._settings) | {"linger.ms": 0})
-        return self._loop_type((producer,), ownership, on_fatal=self._fail)
+        return PlainLoop((producer,), ownership, on_fatal=self._fail)
 
 
 def run() -> Result:
     """Three repetitions; in each both consumers work off the same backlog, one after the other."""
     with cluster([], parts=("kafka",), tenants=_TENANTS) as running:
-        _publish(running)
-        runs = repeated(lambda number: _measure(running, number))
+        _publish(running.settings)
+
+        def measure(number: int) -> dict[str, float]:
+            plain = _rate(running.settings, _PlainApp, f"plain-{number}")
+            transactional = _rate(running.settings, ConsumerApp, f"transactional-{number}")
+            return {"transactional_per_s": transactional, "plain_per_s": plain, "ratio": transactional / plain}
+
+        runs = repeated(measure)
     return Result(
         NAME,
         (
@@ -87,15 +84,9 @@ def run() -> Result:
     )
 
 
-def _measure(running: Cluster, number: int) -> dict[str, float]:
-    plain = _rate(running, PlainLoop, f"plain-{number}")
-    transactional = _rate(running, TransactionLoop, f"transactional-{number}")
-    return {"transactional_per_s": transactional, "plain_per_s": plain, "ratio": transactional / plain}
-
-
-def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> float:
+def _rate(settings: Settings, app_type: type[ConsumerApp], group: str) -> float:
     """Items per second by the broker's timestamps of the replies."""
-    settings = running.settings.model_copy(
+    own = settings.model_copy(
         update={
             "group_prefix": group,
             "instance_id": group,
@@ -107,22 +98,22 @@ def _rate(running: Cluster, loop_type: type[TransactionLoop], group: str) -> flo
             "simulated_decode_tokens_per_s": _NO_TIME_TOKENS_PER_S,
         }
     )
-    app = _BenchApp(settings, loop_type)
-    ends = ends_of(running.settings, [replies_topic(tenant) for tenant in _TENANTS])
+    app = app_type(own, _POOL)
+    ends = ends_of(settings, [replies_topic(tenant) for tenant in _TENANTS])
     thread = threading.Thread(target=app.run_here, name=group)
     thread.start()
     try:
         # The first batch fills while the group forms.
-        return output_rate(running.settings, ends, BATCHES * BATCH_ITEMS, skip=BATCH_ITEMS)
+        return output_rate(settings, ends, BATCHES * BATCH_ITEMS, skip=BATCH_ITEMS)
     finally:
         app.stop()
         thread.join(_TIMEOUT_S)
 
 
-def _publish(running: Cluster) -> None:
-    producer = Producer(idempotent_producer(running.settings))
+def _publish(settings: Settings) -> None:
+    producer = Producer(idempotent_producer(settings))
     codec = default_codec()
-    model = next(one for one in load_models(running.settings.models_file) if one.pool == _POOL)
+    model = shipped_model()
     for number in range(BATCHES * BATCH_ITEMS):
         tenant = _TENANTS[number % len(_TENANTS)]
         request = make_request(model=model.model, parameters=Parameters(max_tokens=8))

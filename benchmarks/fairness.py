@@ -6,13 +6,13 @@ service difference is the largest between any two tenants over any part of that 
 two dispatchers, with weights 1, 2 and 4, and under vtc, which has no aim.
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
-from benchmarks.cluster import cluster
-from benchmarks.faults.rig import owners, wait_owned
-from benchmarks.load import LoadGenerator, Offered, plan
-from benchmarks.observed import completions, waits
+from confluent_kafka.admin import AdminClient
+
+from benchmarks.cluster import cluster, wait_until
+from benchmarks.faults.rig import members
+from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, completions, plan, waits
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import (
     jain_index,
@@ -22,8 +22,12 @@ from benchmarks.service_curve import (
     served_tokens,
     within,
 )
-from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
+from fairlane.kafka_config import connection
+from fairlane.names import dispatcher_group, requests_topic
+from fairlane.settings import Settings
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 NAME = "fairness"
 SECONDS = 60.0
@@ -39,27 +43,11 @@ _ABOVE_SHARE = 1.5
 """Load of each other tenant, in shares: half a share above its service, so that its backlog never runs out."""
 _AHEAD_S = 4.0
 """What each has waiting at the start, in seconds of its share: silences in the trace are shorter."""
-_WARM_UP_S = 5.0
 _LEAST_COMMON = 0.9
 _TIMEOUT_MS = 3_600_000
 _SEED = 4
 
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """One run, over the time in which every tenant had something waiting."""
-
-    gap_tokens: float
-    tokens_per_s: float
-    common_s: float
-    served: Mapping[str, float]
-    generator_lag_ms: float
-
-    def as_run(self, policy: FairnessPolicy, dispatcher_count: int) -> dict[str, float]:
-        measured = asdict(self)
-        served = {f"served_{tenant}": tokens for tenant, tokens in measured.pop("served").items()}
-        policies = {name: float(name == policy) for name in ("fifo", "drr", "vtc")}
-        return {**policies, "dispatchers": float(dispatcher_count), **measured, **served}
+Run = dict[str, float]
 
 
 def run(seconds: float = SECONDS) -> Result:
@@ -71,44 +59,49 @@ def run(seconds: float = SECONDS) -> Result:
     weighted = measure("drr", 1, WEIGHTED, pool, seconds)
     fifo_of_two = measure("fifo", 2, EQUAL, pool, seconds)
     fair_of_two = measure("drr", 2, EQUAL, pool, seconds)
-    difference = fair.gap_tokens / fifo.gap_tokens
-    difference_of_two = fair_of_two.gap_tokens / fifo_of_two.gap_tokens
-    throughput = fair.tokens_per_s / fifo.tokens_per_s
-    throughput_of_two = fair_of_two.tokens_per_s / fifo_of_two.tokens_per_s
-    error = largest_share_error(weighted.served, WEIGHTED)
+
+    def gap(one: Run, other: Run) -> float:
+        return one["gap_tokens"] / other["gap_tokens"]
+
+    def rate(one: Run, other: Run) -> float:
+        return one["tokens_per_s"] / other["tokens_per_s"]
+
+    def jain(one: Run) -> float:
+        return jain_index(list(served_in(one, EQUAL).values()))
+
+    error = largest_share_error(served_in(weighted, WEIGHTED), WEIGHTED)
+    gap_of_two = gap(fair_of_two, fifo_of_two)
     return Result(
         NAME,
         (
-            Figure("service difference divided by fifo's", difference, "ratio", "at most", AIM_GAP),
-            Figure("throughput divided by fifo's", throughput, "ratio", "at least", AIM_THROUGHPUT),
+            Figure("service difference divided by fifo's", gap(fair, fifo), "ratio", "at most", AIM_GAP),
+            Figure("throughput divided by fifo's", rate(fair, fifo), "ratio", "at least", AIM_THROUGHPUT),
             Figure("weights 1, 2, 4: largest error of a share", error, "ratio", "at most", AIM_SHARE_ERROR),
-            Figure("two dispatchers: difference by fifo's", difference_of_two, "ratio", "at most", AIM_GAP_OF_TWO),
-            Figure("two dispatchers: throughput by fifo's", throughput_of_two, "ratio"),
-            Figure("under vtc: difference by fifo's", counted.gap_tokens / fifo.gap_tokens, "ratio"),
-            Figure("under vtc: throughput by fifo's", counted.tokens_per_s / fifo.tokens_per_s, "ratio"),
-            Figure("service difference", fair.gap_tokens, "cost tokens"),
-            Figure("service difference under fifo", fifo.gap_tokens, "cost tokens"),
-            Figure("service difference under vtc", counted.gap_tokens, "cost tokens"),
-            Figure("service difference, two dispatchers", fair_of_two.gap_tokens, "cost tokens"),
-            Figure("throughput divided by capacity", fair.tokens_per_s / pool.cost_tokens_per_s, "ratio"),
-            Figure("Jain index", jain_index(list(fair.served.values())), "of 1"),
-            Figure("Jain index under fifo", jain_index(list(fifo.served.values())), "of 1"),
+            Figure("two dispatchers: difference by fifo's", gap_of_two, "ratio", "at most", AIM_GAP_OF_TWO),
+            Figure("two dispatchers: throughput by fifo's", rate(fair_of_two, fifo_of_two), "ratio"),
+            Figure("under vtc: difference by fifo's", gap(counted, fifo), "ratio"),
+            Figure("under vtc: throughput by fifo's", rate(counted, fifo), "ratio"),
+            Figure("service difference", fair["gap_tokens"], "cost tokens"),
+            Figure("service difference under fifo", fifo["gap_tokens"], "cost tokens"),
+            Figure("service difference under vtc", counted["gap_tokens"], "cost tokens"),
+            Figure("service difference, two dispatchers", fair_of_two["gap_tokens"], "cost tokens"),
+            Figure("throughput divided by capacity", fair["tokens_per_s"] / pool.cost_tokens_per_s, "ratio"),
+            Figure("Jain index", jain(fair), "of 1"),
+            Figure("Jain index under fifo", jain(fifo), "of 1"),
         ),
-        (
-            fifo.as_run("fifo", 1),
-            fair.as_run("drr", 1),
-            counted.as_run("vtc", 1),
-            weighted.as_run("drr", 1),
-            fifo_of_two.as_run("fifo", 2),
-            fair_of_two.as_run("drr", 2),
-        ),
+        (fifo, fair, counted, weighted, fifo_of_two, fair_of_two),
     )
 
 
+def served_in(run: Run, tenants: Iterable[str]) -> dict[str, float]:
+    """Cost tokens by tenant."""
+    return {tenant: run[f"served_{tenant}"] for tenant in tenants}
+
+
 def measure(
-    policy: FairnessPolicy, dispatcher_count: int, weights: Mapping[str, float], pool: SimulatedPool, seconds: float
-) -> Measured:
-    """One run with tenants of these weights, on servers of its own.
+    policy: Policy, dispatcher_count: int, weights: Mapping[str, float], pool: SimulatedPool, seconds: float
+) -> Run:
+    """One run with tenants of these weights, on servers of its own, over the time in which all have work waiting.
 
     Raises:
         RuntimeError: too little of the time had every tenant waiting, or tenants changed dispatchers, so there is
@@ -117,17 +110,17 @@ def measure(
     """
     sampler = TraceSampler(load_trace(), _SEED)
     shares = offered(weights, pool.requests_per_s(sampler.mean_cost_tokens), flood=weights is EQUAL)
-    planned = plan(shares, _WARM_UP_S + seconds, sampler)
+    planned = plan(shares, WARM_UP_S + seconds, sampler)
     entries = [{"tenant": tenant, "weight": weight, **UNBOUNDED_TENANT} for tenant, weight in weights.items()]
     services = [*dispatchers(policy, dispatcher_count, UNBOUNDED), *pool.services()]
     with cluster(services, tenants=entries) as running, LoadGenerator(running.settings, list(weights)) as load:
-        owned = wait_owned(running.settings, list(weights), dispatcher_count)
+        wait_until(lambda: owners(running.settings, weights, dispatcher_count), 60, "tenants for every dispatcher")
+        owned = owners(running.settings, weights, dispatcher_count)
         load.start(planned)
-        load.wait_published(_WARM_UP_S + seconds + 60)
-        start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
-        interval = (start_ms, start_ms + round(seconds * 1000))
+        load.wait_published(WARM_UP_S + seconds + 60)
+        interval = load.interval(seconds)
         # Who owned tenants before and after had them in between, and alone could dispatch what they were served.
-        if owners(running.settings, list(weights)) != owned:
+        if not owned or owners(running.settings, weights, dispatcher_count) != owned:
             raise RuntimeError(f"{policy}: tenants changed their dispatcher during the run")
         observed = load.observed()
         lag_ms = load.checked_lag_ms()
@@ -139,7 +132,31 @@ def measure(
     served = served_tokens(done, list(weights))
     if not all(served.values()):
         raise RuntimeError(f"{policy}: not every tenant was served: {served}")
-    return Measured(largest_gap(done, weights), sum(served.values()) / common_s, common_s, served, lag_ms)
+    return {
+        **{name: float(name == policy) for name in ("fifo", "drr", "vtc")},
+        "dispatchers": float(dispatcher_count),
+        "gap_tokens": largest_gap(done, weights),
+        "tokens_per_s": sum(served.values()) / common_s,
+        "common_s": common_s,
+        "generator_lag_ms": lag_ms,
+        **{f"served_{tenant}": tokens for tenant, tokens in served.items()},
+    }
+
+
+def owners(settings: Settings, tenants: Collection[str], dispatchers: int) -> dict[str, frozenset[str]]:
+    """Tenants by the member id of their dispatcher, by the broker's word; empty unless they ``are_shared``."""
+    tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
+    found = {
+        member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
+        for member in members(AdminClient(connection(settings)), dispatcher_group(settings.group_prefix))
+    }
+    return found if are_shared(found, tenants, dispatchers) else {}
+
+
+def are_shared(found: Mapping[str, frozenset[str]], tenants: Collection[str], dispatchers: int) -> bool:
+    """Whether this number of dispatchers shares all of these tenants, and each has some."""
+    counts = [len(own) for own in found.values()]
+    return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
 
 
 def offered(weights: Mapping[str, float], capacity_per_s: float, *, flood: bool) -> Sequence[Offered]:

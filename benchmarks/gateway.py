@@ -13,9 +13,9 @@ import json
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from benchmarks.bare_route import PATH as BARE_PATH
-from benchmarks.cluster import Cluster, HttpService, cluster
-from benchmarks.http_load import Measured, Order, load
+from benchmarks.baselines import ROUTE_PATH
+from benchmarks.cluster import BenchStack, HttpService, cluster
+from benchmarks.http_load import HttpLoadResult, Order, load
 from benchmarks.processes import cpu_s
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 
@@ -50,33 +50,21 @@ class Side:
     service: HttpService
 
 
-@dataclass(frozen=True, slots=True)
-class _Peak:
-    measured: Measured
-    server_cores: float
-    broker_cores: float
-
-
 def run() -> Result:
     """Three repetitions on one cluster; the median of each figure."""
     with ExitStack() as stack:
         running = stack.enter_context(
             cluster([], parts=("kafka", "redis", "postgres"), tenants=(TENANT,), topics=(BARE_TOPIC,))
         )
-        bare = running.http_service("bare", "-m", "benchmarks.bare_route", "{port}", BARE_TOPIC)
+        bare = running.http_service("bare", "-m", "benchmarks.baselines", "route", "{port}", BARE_TOPIC)
         sides = (
             Side("gateway", PATH, stack.enter_context(running.gateway(TENANT))),
-            Side("bare", BARE_PATH, stack.enter_context(bare)),
+            Side("bare", ROUTE_PATH, stack.enter_context(bare)),
         )
         for side in sides:
             loaded(side, WARM_UP_S, connections=CONNECTIONS)
         runs = repeated(lambda number: _measure(number, running, sides))
-    return Result(NAME, figures(runs), runs)
-
-
-def figures(runs: tuple[dict[str, float], ...]) -> tuple[Figure, ...]:
-    """What the runs say."""
-    return (
+    figures = (
         Figure("submits/s divided by a bare FastAPI route's", median_of(runs, "ratio"), "ratio", "at least", AIM_RATIO),
         Figure("the same by processor time for a submit", median_of(runs, "by_processor_time"), "ratio"),
         Figure("submits/s", median_of(runs, "gateway_per_s"), "requests/s", "at least", AIM_PER_S),
@@ -92,44 +80,42 @@ def figures(runs: tuple[dict[str, float], ...]) -> tuple[Figure, ...]:
         Figure("of the bare route", median_of(runs, "bare_us"), "µs"),
         Figure("of the load", median_of(runs, "load_us"), "µs"),
     )
+    return Result(NAME, figures, runs)
 
 
-def _measure(number: int, running: Cluster, sides: tuple[Side, Side]) -> dict[str, float]:
+def _measure(number: int, running: BenchStack, sides: tuple[Side, Side]) -> dict[str, float]:
     kafka = running.stack.supervisor.process("kafka").pid
     assert kafka is not None
     in_turn = sides if number % 2 == 0 else sides[::-1]
-    peaks = {side.name: _peak(side, kafka) for side in in_turn}
+    peaks: dict[str, HttpLoadResult] = {}
+    server_cores, broker_cores = {}, {}
+    for side in in_turn:
+        before = cpu_s(side.service.pid), cpu_s(kafka)
+        peaks[side.name] = loaded(side, SECONDS, connections=CONNECTIONS)
+        server_cores[side.name] = (cpu_s(side.service.pid) - before[0]) / SECONDS
+        broker_cores[side.name] = (cpu_s(kafka) - before[1]) / SECONDS
     ours, bare = peaks["gateway"], peaks["bare"]
-    rate_per_s = _PART_OF_PEAK * ours.measured.per_s
-    paced = {side.name: loaded(side, SECONDS, rate_per_s=rate_per_s) for side in in_turn}
-    load_us = ours.measured.cpu_us_per_request
-    ours_us, bare_us = (1e6 * peak.server_cores / peak.measured.per_s for peak in (ours, bare))
+    paced = {side.name: loaded(side, SECONDS, rate_per_s=_PART_OF_PEAK * ours.per_s) for side in in_turn}
+    ours_us, bare_us = (1e6 * server_cores[name] / peaks[name].per_s for name in ("gateway", "bare"))
     return {
-        "ratio": ours.measured.per_s / bare.measured.per_s,
+        "ratio": ours.per_s / bare.per_s,
         "by_processor_time": bare_us / ours_us,
-        "gateway_per_s": ours.measured.per_s,
-        "bare_per_s": bare.measured.per_s,
+        "gateway_per_s": ours.per_s,
+        "bare_per_s": bare.per_s,
         "p50_ms": paced["gateway"].p50_ms,
         "p99_ms": paced["gateway"].p99_ms,
         "late_p99_ms": paced["gateway"].late_p99_ms,
         "bare_p99_ms": paced["bare"].p99_ms,
-        "gateway_cores": ours.server_cores,
-        "broker_cores": ours.broker_cores,
-        "load_cores": load_us * ours.measured.per_s / 1e6,
+        "gateway_cores": server_cores["gateway"],
+        "broker_cores": broker_cores["gateway"],
+        "load_cores": ours.cpu_us_per_request * ours.per_s / 1e6,
         "gateway_us": ours_us,
         "bare_us": bare_us,
-        "load_us": load_us,
+        "load_us": ours.cpu_us_per_request,
     }
 
 
-def _peak(side: Side, kafka: int) -> _Peak:
-    before = cpu_s(side.service.pid), cpu_s(kafka)
-    measured = loaded(side, SECONDS, connections=CONNECTIONS)
-    used = cpu_s(side.service.pid) - before[0], cpu_s(kafka) - before[1]
-    return _Peak(measured, used[0] / SECONDS, used[1] / SECONDS)
-
-
-def loaded(side: Side, seconds: float, *, connections: int = 0, rate_per_s: float = 0.0) -> Measured:
+def loaded(side: Side, seconds: float, *, connections: int = 0, rate_per_s: float = 0.0) -> HttpLoadResult:
     """Load one side. Raises RuntimeError: not every call was answered with 202."""
     service = side.service
     measured = load(Order(service.url, side.path, service.headers, BODY, seconds, connections, rate_per_s))

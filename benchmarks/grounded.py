@@ -7,19 +7,17 @@ to the standard error.
 """
 
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import REQUEST_TIMEOUT_MS
+from benchmarks.cluster import BenchStack, cluster, shipped_model
+from benchmarks.load import REQUEST_TIMEOUT_MS
 from benchmarks.result import Figure, Result
+from benchmarks.simulated_pool import consumer, dispatcher
 from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_questions, replaced, submit
 from deploy.demo.workload import LANGUAGE_MODEL, text_of
-from deploy.local.services import MODELS_FILE, Service
 from fairlane import Client
-from fairlane.models import load_models
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
 
@@ -27,64 +25,52 @@ NAME = "grounded"
 HOW = "every question once of each tenant; greedy answers are the same each time"
 AIM_GROUNDED, AIM_UNGROUNDED = 0.7, 0.1
 OWNER, NEIGHBOUR, STRANGER = "acme", "globex", "initech"
+_ASKERS = {
+    "grounded": (OWNER, HANDBOOK),
+    "ungrounded": (OWNER, None),
+    "neighbour": (NEIGHBOUR, HANDBOOK),
+    "stranger": (STRANGER, HANDBOOK),
+}
+"""Tenant and collection by the name of the answer."""
 _ANSWER_TIMEOUT_S = 300.0
 # What counts is what is answered from documents, not how soon they are found beside a model on the same cores.
 _ENVIRONMENT = {"RETRIEVAL_BUDGET_MS": "2000"}
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """What a question was answered to each who asked it.
+def run_of(number: int, question: Question, replies: Mapping[str, InferenceReply]) -> dict[str, float]:
+    """What a question was answered to each who asked it: ``grounded``, ``ungrounded``, ``neighbour``, ``stranger``.
 
-    Raises RuntimeError where a model should have answered and did not.
+    Raises RuntimeError where a model should have answered and did not: no answer must not count as a secret kept.
     """
+    grounded, ungrounded, neighbour, stranger = (replies[name] for name in _ASKERS)
+    for reply in (grounded, ungrounded, neighbour):
+        if reply.outcome != Outcome.OK:
+            raise RuntimeError(f"a question was answered {reply.outcome} {reply.code}: {reply.message}")
 
-    question: Question
-    grounded: InferenceReply
-    ungrounded: InferenceReply
-    neighbour: InferenceReply
-    stranger: InferenceReply
+    def found(reply: InferenceReply) -> bool:
+        return any(question.source in passage.passage_id for passage in reply.passages)
 
-    def __post_init__(self) -> None:
-        # Who is not answered knows nothing, and that must not count as a secret kept.
-        for reply in (self.grounded, self.ungrounded, self.neighbour):
-            if reply.outcome != Outcome.OK:
-                raise RuntimeError(f"a question was answered {reply.outcome} {reply.code}: {reply.message}")
-
-    @property
-    def is_refused_to_the_stranger(self) -> bool:
-        reply = self.stranger
-        return (reply.outcome, reply.code, reply.field) == (Outcome.REJECTED, Code.INVALID, "retrieval.collection")
-
-    def as_run(self, number: int) -> dict[str, float]:
-        return {
-            "question": float(number),
-            "document_found": self._found(self.grounded),
-            "right": float(self.question.is_answered_by(self.grounded)),
-            "known_without": float(self.question.is_known_to(self.ungrounded)),
-            "known_to_another": float(self.question.is_known_to(self.neighbour)),
-            "document_of_another_found": self._found(self.neighbour),
-            "right_from_documents_of_another": float(self.question.is_answered_elsewhere_by(self.neighbour)),
-            "refused_without_collection": float(self.is_refused_to_the_stranger),
-        }
-
-    def _found(self, reply: InferenceReply) -> float:
-        return float(any(self.question.source in passage.passage_id for passage in reply.passages))
+    refused = (stranger.outcome, stranger.code, stranger.field)
+    return {
+        "question": number,
+        "document_found": found(grounded),
+        "right": question.is_answered_by(grounded),
+        "known_without": question.is_known_to(ungrounded),
+        "known_to_another": question.is_known_to(neighbour),
+        "document_of_another_found": found(neighbour),
+        "right_from_documents_of_another": question.is_answered_elsewhere_by(neighbour),
+        "refused_without_collection": refused == (Outcome.REJECTED, Code.INVALID, "retrieval.collection"),
+    }
 
 
 def run(questions: Sequence[Question] | None = None) -> Result:
     """Each of the questions, all of the demo's by default, four times."""
-    model = next(one for one in load_models(MODELS_FILE) if one.model == LANGUAGE_MODEL)
-    services = (
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), _ENVIRONMENT),
-        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
-    )
+    model = shipped_model(LANGUAGE_MODEL)
+    services = (dispatcher(env=_ENVIRONMENT), consumer(pool=model.pool))
     with cluster(services, parts=("kafka", "postgres", "redis"), tenants=(OWNER, NEIGHBOUR, STRANGER)) as running:
         _load(running, load_questions())
         asked = _ask(running, load_questions() if questions is None else questions)
-    for one in asked:
-        _show(one)
-    return result_of([one.as_run(number) for number, one in enumerate(asked, 1)])
+    return result_of([run_of(number, *one) for number, one in enumerate(asked, 1)])
 
 
 def result_of(runs: Sequence[dict[str, float]]) -> Result:
@@ -121,7 +107,7 @@ def write_elsewhere(questions: Iterable[Question], folder: Path) -> None:
         (folder / file.name).write_text(text, encoding="utf-8")
 
 
-def _load(running: Cluster, questions: Sequence[Question]) -> None:
+def _load(running: BenchStack, questions: Sequence[Question]) -> None:
     elsewhere = running.folder / "elsewhere"
     write_elsewhere(questions, elsewhere)
     for tenant, folder in ((OWNER, FOLDER), (NEIGHBOUR, elsewhere)):
@@ -130,31 +116,30 @@ def _load(running: Cluster, questions: Sequence[Question]) -> None:
             raise RuntimeError(f"{tenant}'s documents were not loaded: {report}")
 
 
-def _ask(running: Cluster, questions: Sequence[Question]) -> list[Asked]:
+def _ask(running: BenchStack, questions: Sequence[Question]) -> list[tuple[Question, dict[str, InferenceReply]]]:
     with ExitStack() as clients:
-        owner, neighbour, stranger = (
-            clients.enter_context(Client(tenant, settings=running.settings)) for tenant in (OWNER, NEIGHBOUR, STRANGER)
-        )
-        askers = ((owner, HANDBOOK), (owner, None), (neighbour, HANDBOOK), (stranger, HANDBOOK))
+        client_of = {
+            tenant: clients.enter_context(Client(tenant, settings=running.settings))
+            for tenant in (OWNER, NEIGHBOUR, STRANGER)
+        }
         handles = [
-            (one, [submit(client, one, retrieval, REQUEST_TIMEOUT_MS) for client, retrieval in askers])
+            {
+                name: submit(client_of[tenant], one, retrieval, REQUEST_TIMEOUT_MS)
+                for name, (tenant, retrieval) in _ASKERS.items()
+            }
             for one in questions
         ]
-        return [Asked(one, *(handle.reply(_ANSWER_TIMEOUT_S) for handle in asked)) for one, asked in handles]
+        asked = []
+        for question, of_question in zip(questions, handles, strict=True):
+            replies = {name: handle.reply(_ANSWER_TIMEOUT_S) for name, handle in of_question.items()}
+            asked.append((question, replies))
+            _show(question, replies)
+        return asked
 
 
-def _show(asked: Asked) -> None:
-    question = asked.question
-    verdict = "right" if question.is_answered_by(asked.grounded) else "wrong"
-    lines = (
-        f"{verdict}: {question.question} ({question.expect})",
-        f"    with it:    {_told(asked.grounded)}",
-        f"    without:    {_told(asked.ungrounded)}",
-        f"    {NEIGHBOUR}:     {_told(asked.neighbour)} ({question.elsewhere})",
-        f"    {STRANGER}:    {_told(asked.stranger)}",
-    )
-    print("\n".join(lines), file=sys.stderr)
-
-
-def _told(reply: InferenceReply) -> str:
-    return text_of(reply) if reply.outcome == Outcome.OK else f"{reply.outcome} {reply.code}: {reply.message}"
+def _show(question: Question, replies: Mapping[str, InferenceReply]) -> None:
+    verdict = "right" if question.is_answered_by(replies["grounded"]) else "wrong"
+    print(f"{verdict}: {question.question} ({question.expect}; elsewhere {question.elsewhere})", file=sys.stderr)
+    for name, reply in replies.items():
+        answer = text_of(reply) if reply.outcome == Outcome.OK else f"{reply.outcome} {reply.code}: {reply.message}"
+        print(f"    {name}: {answer}", file=sys.stderr)

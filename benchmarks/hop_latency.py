@@ -9,8 +9,8 @@ from time import perf_counter
 
 from confluent_kafka import Consumer, Producer
 
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.observed import ends_of, make_request
+from benchmarks.cluster import cluster
+from benchmarks.load import ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import INSTANT_SERVICES
 from deploy.local.services import Service
@@ -27,54 +27,46 @@ _TIMEOUT_S = 30.0
 _BARE_TOPICS = ("bare.in", "bare.middle", "bare.out")
 
 
-class _Chain:
-    """Sends one record in and waits until it comes out."""
-
-    def __init__(self, running: Cluster, producer: Producer, source: str, target: str) -> None:
-        self._producer = producer
-        self._source = source
-        self._consumer = Consumer(read_committed_consumer(running.settings, "bench-reader"))
-        self._consumer.assign(ends_of(running.settings, (target,)))
-
-    def ask_ms(self) -> float:
-        request = make_request()
-        value = default_codec().encode(request)
-        started = perf_counter()
-        self._producer.produce(self._source, value=value, key=request.request_id)
-        while perf_counter() - started < _TIMEOUT_S:
-            self._producer.poll(0)
-            message = self._consumer.poll(0.05)
-            if message is not None and message.error() is None and message.key() == request.request_id.encode():
-                return (perf_counter() - started) * 1000
-        raise TimeoutError(f"{self._source}: no answer within {_TIMEOUT_S:g} s")
-
-    def close(self) -> None:
-        self._consumer.close()
+def _ask_ms(producer: Producer, source: str, reader: Consumer) -> float:
+    """Send one record in and wait until it comes out."""
+    request = make_request()
+    value = default_codec().encode(request)
+    started = perf_counter()
+    producer.produce(source, value=value, key=request.request_id)
+    while perf_counter() - started < _TIMEOUT_S:
+        producer.poll(0)
+        message = reader.poll(0.05)
+        if message is not None and message.error() is None and message.key() == request.request_id.encode():
+            return (perf_counter() - started) * 1000
+    raise TimeoutError(f"{source}: no answer within {_TIMEOUT_S:g} s")
 
 
 def run() -> Result:
     """Three repetitions; the ratio of the medians."""
     bare = [
-        Service(f"bare-{number}", ("-m", "benchmarks.bare_chain", source, target, f"bare-{number}"))
+        Service(f"bare-{number}", ("-m", "benchmarks.baselines", "chain", source, target, f"bare-{number}"))
         for number, (source, target) in enumerate(pairwise(_BARE_TOPICS), 1)
     ]
     with cluster([*INSTANT_SERVICES, *bare], topics=_BARE_TOPICS) as running:
         # No batching of the client's own: both chains are asked one record at a time.
         producer = Producer(idempotent_producer(running.settings) | {"linger.ms": 0})
-        fairlane = _Chain(running, producer, requests_topic("acme"), replies_topic("acme"))
-        chain = _Chain(running, producer, _BARE_TOPICS[0], _BARE_TOPICS[-1])
-        for _ in range(_WARM_UP):
-            fairlane.ask_ms()
-            chain.ask_ms()
+        readers = {}
+        for source, target in ((requests_topic("acme"), replies_topic("acme")), (_BARE_TOPICS[0], _BARE_TOPICS[-1])):
+            readers[source] = Consumer(read_committed_consumer(running.settings, "bench-reader"))
+            readers[source].assign(ends_of(running.settings, (target,)))
 
-        def measure(_number: int) -> dict[str, float]:
-            pairs = [(fairlane.ask_ms(), chain.ask_ms()) for _ in range(REQUESTS)]
-            ours_ms, bare_ms = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
+        def measure(_number: int, requests: int | None = None) -> dict[str, float]:
+            pairs = [
+                [_ask_ms(producer, source, reader) for source, reader in readers.items()]
+                for _ in range(requests or REQUESTS)
+            ]
+            ours_ms, bare_ms = map(median, zip(*pairs, strict=True))
             return {"fairlane_ms": ours_ms, "bare_chain_ms": bare_ms, "ratio": ours_ms / bare_ms}
 
+        measure(0, _WARM_UP)
         runs = repeated(measure)
-        fairlane.close()
-        chain.close()
+        for reader in readers.values():
+            reader.close()
     return Result(
         NAME,
         (

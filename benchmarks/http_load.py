@@ -50,7 +50,7 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
+class HttpLoadResult:
     """Result of an order.
 
     Attributes:
@@ -74,7 +74,7 @@ class Measured:
         return sum(count for status, count in self.statuses.items() if status != "202")
 
 
-def load(order: Order) -> Measured:
+def load(order: Order) -> HttpLoadResult:
     """Run an order in another process. Raises RuntimeError with its last words when it fails."""
     timeout_s = order.seconds + _CALL_TIMEOUT_S + _START_AND_END_S
     done = subprocess.run(
@@ -87,80 +87,66 @@ def load(order: Order) -> Measured:
     )
     if done.returncode:
         raise RuntimeError(f"the load generator failed: {done.stderr[-1_000:]}")
-    return Measured(**json.loads(done.stdout))
+    return HttpLoadResult(**json.loads(done.stdout))
 
 
-class _Load:
-    """Carries out one order."""
+async def carry_out(order: Order) -> HttpLoadResult:
+    """Run an order in this process."""
+    client = HttpClient(order.url)
+    request = client.request("POST", order.path, order.headers, order.body.encode())
+    statuses: Counter[str] = Counter()
+    took, late = Histogram(), Histogram()
+    used_s, started_s = process_time(), monotonic()
+    until_s = started_s + order.seconds
 
-    def __init__(self, order: Order) -> None:
-        self._order = order
-        self._client = HttpClient(order.url)
-        self._request = self._client.request("POST", order.path, order.headers, order.body.encode())
-        self._statuses: Counter[str] = Counter()
-        self._took = Histogram()
-        self._late = Histogram()
-        self._until_s = 0.0
+    async def call(due_s: float) -> None:
+        late.add((monotonic() - due_s) * 1_000)
+        try:
+            async with asyncio.timeout(_CALL_TIMEOUT_S):
+                reply = await client.send(request)
+        except (HttpError, TimeoutError):
+            statuses[CONNECTION] += 1
+            # A server that is gone must not be asked in a tight loop.
+            await asyncio.sleep(0.01)
+            return
+        statuses[str(reply.status)] += 1
+        if reply.status == 202:
+            took.add((monotonic() - due_s) * 1_000)
 
-    async def run(self) -> Measured:
-        used_s, started_s = process_time(), monotonic()
-        self._until_s = started_s + self._order.seconds
-        await (self._closed() if self._order.connections else self._open(started_s))
-        elapsed_s, used_s = monotonic() - started_s, process_time() - used_s
-        self._client.close()
-        return Measured(
-            per_s=self._statuses["202"] / elapsed_s,
-            statuses=dict(self._statuses),
-            p50_ms=self._took.percentile_ms(0.5) or 0.0,
-            p99_ms=self._took.percentile_ms(0.99) or 0.0,
-            late_p99_ms=self._late.percentile_ms(0.99) or 0.0,
-            cpu_us_per_request=used_s * 1e6 / max(1, self._statuses.total()),
-        )
+    async def repeat() -> None:
+        while (now_s := monotonic()) < until_s:
+            await call(now_s)
 
-    async def _closed(self) -> None:
-        async def repeat() -> None:
-            while (now_s := monotonic()) < self._until_s:
-                await self._call(now_s)
-
-        await asyncio.gather(*(repeat() for _ in range(self._order.connections)))
-
-    async def _open(self, started_s: float) -> None:
-        gaps = random.Random(1)
-        due_s = started_s
-        under_way: set[asyncio.Task[None]] = set()
-        async with asyncio.TaskGroup() as group:
-            while (due_s := due_s + gaps.expovariate(self._order.rate_per_s)) < self._until_s:
+    async with asyncio.TaskGroup() as group:
+        if order.connections:
+            for _ in range(order.connections):
+                group.create_task(repeat())
+        else:
+            gaps, due_s = random.Random(1), started_s
+            under_way: set[asyncio.Task[None]] = set()
+            while (due_s := due_s + gaps.expovariate(order.rate_per_s)) < until_s:
                 wait_s = due_s - monotonic()
                 if wait_s > 0:
                     # Not one wake-up for each call: those of half a millisecond go out together.
                     await asyncio.sleep(max(wait_s, _LEAST_WAIT_S))
                 if len(under_way) >= _MOST_UNDER_WAY:
-                    self._statuses[LEFT_OUT] += 1
+                    statuses[LEFT_OUT] += 1
                     await asyncio.sleep(0)
                     continue
-                task = group.create_task(self._call(due_s))
+                task = group.create_task(call(due_s))
                 under_way.add(task)
                 task.add_done_callback(under_way.discard)
-
-    async def _call(self, due_s: float) -> None:
-        self._late.add((monotonic() - due_s) * 1_000)
-        try:
-            async with asyncio.timeout(_CALL_TIMEOUT_S):
-                reply = await self._client.send(self._request)
-        except (HttpError, TimeoutError):
-            self._statuses[CONNECTION] += 1
-            # A server that is gone must not be asked in a tight loop.
-            await asyncio.sleep(0.01)
-            return
-        self._statuses[str(reply.status)] += 1
-        if reply.status == 202:
-            self._took.add((monotonic() - due_s) * 1_000)
-
-
-def main() -> None:
-    order = Order(**json.loads(sys.stdin.read()))
-    print(json.dumps(asdict(uvloop.run(_Load(order).run()))))
+    elapsed_s, used_s = monotonic() - started_s, process_time() - used_s
+    client.close()
+    return HttpLoadResult(
+        per_s=statuses["202"] / elapsed_s,
+        statuses=dict(statuses),
+        p50_ms=took.percentile_ms(0.5) or 0.0,
+        p99_ms=took.percentile_ms(0.99) or 0.0,
+        late_p99_ms=late.percentile_ms(0.99) or 0.0,
+        cpu_us_per_request=used_s * 1e6 / max(1, statuses.total()),
+    )
 
 
 if __name__ == "__main__":
-    main()
+    print(json.dumps(asdict(uvloop.run(carry_out(Order(**json.loads(sys.stdin.read())))))))

@@ -8,17 +8,16 @@ same alone, beside the flood, and beside it under fifo. One that is not served c
 """
 
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass
 
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.load import LoadGenerator, Offered, Planned, plan
-from benchmarks.observed import latency_percentile_ms, submitted_within
+from benchmarks.cluster import BenchStack, cluster
+from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, Planned, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import POOL, FairnessPolicy, SimulatedPool, dispatchers
+from benchmarks.simulated_pool import POOL, SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import priority_topic
 from fairlane.outcomes import Priority
 from fairlane_server.control.tenants_file import FORBIDDABLE
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 NAME = "isolation"
 SECONDS = 60.0
@@ -28,56 +27,37 @@ POOL_UNDER_TEST = SimulatedPool(cost_tokens_per_s=20_000.0, consumers=8, max_bat
 _VICTIM, _FLOODER = "victim", "flooder"
 _VICTIM_LOAD, _FLOOD_LOAD = 0.2, 10.0
 """In parts of the pool's capacity."""
-_WARM_UP_S = 5.0
 _TIMEOUT_MS = 10_000
 _ANSWER_TIMEOUT_S = 60.0
 _SEED, _FLOOD_SEED = 7, 8
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The victim's requests of one run."""
-
-    requests: int
-    served: int
-    p50_ms: float
-    p99_ms: float
-    generator_lag_ms: float
-
-    def as_run(self, policy: FairnessPolicy, *, flood: bool) -> dict[str, float]:
-        measured = {name: float(value) for name, value in asdict(self).items()}
-        return {"fifo": float(policy == "fifo"), "flood": float(flood), **measured}
 
 
 def run(seconds: float = SECONDS) -> Result:
     """Three runs of ``seconds`` each: alone and flooded on the same servers, and flooded under fifo."""
     pool = POOL_UNDER_TEST
     with running("drr", pool) as servers:
-        alone = measure(servers, pool, seconds, flood=False)
-        beside = measure(servers, pool, seconds, flood=True)
+        alone = {"fifo": 0.0, "flood": 0.0, **measure(servers, pool, seconds, flood=False)}
+        beside = {"fifo": 0.0, "flood": 1.0, **measure(servers, pool, seconds, flood=True)}
     with running("fifo", pool) as servers:
-        under_fifo = measure(servers, pool, seconds, flood=True)
+        under_fifo = {"fifo": 1.0, "flood": 1.0, **measure(servers, pool, seconds, flood=True)}
+    p99_ratio = beside["p99_ms"] / alone["p99_ms"]
     return Result(
         NAME,
         (
-            Figure("p99 beside the flood divided by p99 alone", beside.p99_ms / alone.p99_ms, "ratio", "at most", AIM),
-            Figure("the same under fifo", under_fifo.p99_ms / alone.p99_ms, "ratio"),
-            Figure("p50 beside the flood divided by p50 alone", beside.p50_ms / alone.p50_ms, "ratio"),
-            Figure("p99 alone", alone.p99_ms, "ms"),
-            Figure("p99 beside the flood", beside.p99_ms, "ms"),
-            Figure("p99 beside the flood under fifo", under_fifo.p99_ms, "ms"),
-            Figure("served beside the flood", beside.served / beside.requests, "ratio"),
-            Figure("served beside the flood under fifo", under_fifo.served / under_fifo.requests, "ratio"),
+            Figure("p99 beside the flood divided by p99 alone", p99_ratio, "ratio", "at most", AIM),
+            Figure("the same under fifo", under_fifo["p99_ms"] / alone["p99_ms"], "ratio"),
+            Figure("p50 beside the flood divided by p50 alone", beside["p50_ms"] / alone["p50_ms"], "ratio"),
+            Figure("p99 alone", alone["p99_ms"], "ms"),
+            Figure("p99 beside the flood", beside["p99_ms"], "ms"),
+            Figure("p99 beside the flood under fifo", under_fifo["p99_ms"], "ms"),
+            Figure("served beside the flood", beside["served"] / beside["requests"], "ratio"),
+            Figure("served beside the flood under fifo", under_fifo["served"] / under_fifo["requests"], "ratio"),
         ),
-        (
-            alone.as_run("drr", flood=False),
-            beside.as_run("drr", flood=True),
-            under_fifo.as_run("fifo", flood=True),
-        ),
+        (alone, beside, under_fifo),
     )
 
 
-def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManager[Cluster]:
+def running(policy: Policy, pool: SimulatedPool) -> AbstractContextManager[BenchStack]:
     forbid = list(map(str, FORBIDDABLE))
     return cluster(
         [*dispatchers(policy), *pool.services()],
@@ -87,19 +67,22 @@ def running(policy: FairnessPolicy, pool: SimulatedPool) -> AbstractContextManag
     )
 
 
-def measure(servers: Cluster, pool: SimulatedPool, seconds: float, *, flood: bool) -> Measured:
-    """One run on servers that have nothing to do."""
+def measure(servers: BenchStack, pool: SimulatedPool, seconds: float, *, flood: bool) -> dict[str, float]:
+    """The victim's requests of one run, on servers that have nothing to do."""
     planned = planned_load(pool, seconds, flood=flood)
     with LoadGenerator(servers.settings, (_VICTIM, _FLOODER)) as load:
         load.start(planned)
-        load.wait_published(_WARM_UP_S + seconds + 60)
+        load.wait_published(WARM_UP_S + seconds + 60)
         load.wait_answered(_ANSWER_TIMEOUT_S)
-        start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
-        observed = submitted_within(load.observed(), (start_ms, start_ms + round(seconds * 1000)))
+        observed = submitted_within(load.observed(), load.interval(seconds))
         victim = [one for one in observed if one.tenant == _VICTIM]
-        served = sum(one.served for one in victim)
-        p50_ms, p99_ms = (latency_percentile_ms(victim, part) for part in (0.5, 0.99))
-        return Measured(len(victim), served, p50_ms, p99_ms, load.checked_lag_ms())
+        return {
+            "requests": len(victim),
+            "served": sum(one.served for one in victim),
+            "p50_ms": latency_percentile_ms(victim, 0.5),
+            "p99_ms": latency_percentile_ms(victim, 0.99),
+            "generator_lag_ms": load.checked_lag_ms(),
+        }
 
 
 def planned_load(pool: SimulatedPool, seconds: float, *, flood: bool) -> list[Planned]:
@@ -110,5 +93,5 @@ def planned_load(pool: SimulatedPool, seconds: float, *, flood: bool) -> list[Pl
         sampler = TraceSampler(rows, seed)
         rate = part * pool.requests_per_s(sampler.mean_cost_tokens)
         offered = Offered(tenant, rate, steady=tenant == _VICTIM, timeout_ms=_TIMEOUT_MS)
-        planned += plan([offered], _WARM_UP_S + seconds, sampler)
+        planned += plan([offered], WARM_UP_S + seconds, sampler)
     return sorted(planned, key=lambda record: record.at_s)

@@ -9,39 +9,186 @@ slow that it, and not this machine, is the bottleneck (see ``simulated_pool``).
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
+from itertools import count
 from time import monotonic
-from types import TracebackType
 from typing import Any, Self
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
 
-from benchmarks.observed import Observed
+from benchmarks.service_curve import Interval, ServedRequest, percentile
 from benchmarks.simulated_pool import MODEL
-from benchmarks.trace import RequestSize, TraceSampler
+from benchmarks.trace import TraceSampler
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import LEDGER_USAGE, backfill_topic, replies_topic, requests_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Outcome, Priority, Task
-from fairlane.records import InferenceReply, InferenceRequest, Parameters, RequestInput, UsageEvent
+from fairlane.records import (
+    InferenceReply,
+    InferenceRequest,
+    Parameters,
+    RequestInput,
+    SourceCoordinate,
+    UsageEvent,
+    WorkItem,
+)
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
-_WORD = "load"
-"""Four bytes are a token to the simulated engine, and to the dispatcher that estimates."""
 _TICK_S = 0.004
 _IDLE_S = 0.05
 _METADATA_TIMEOUT_S = 10.0
 _DELIVERY_TIMEOUT_MS = 120_000
 """Longer than any outage of a fault run: a request that is not acknowledged proves nothing."""
 _LEDGER_TIMEOUT_S = 20.0
+_ANSWER_TIMEOUT_S = 60.0
 _MAX_WAITING_RECORDS = 500_000
+WARM_UP_S = 5.0
+"""Of each load; nothing that is submitted then counts."""
 QUIET = {"log_level": 0}
 """Client options of observers: a broker that is stopped on purpose is not logged."""
 MAX_LAG_MS = 500.0
 """A record that goes out later than that is not the load that was asked for. A quiet machine keeps it below 60."""
+
+
+REQUEST_TIMEOUT_MS = 3_600_000
+"""Long enough that no request of a backlog is refused while the speed of an engine is still unknown."""
+
+
+def make_request(**fields: Any) -> InferenceRequest:
+    """A request to generate one token, with a new id and other values for these fields."""
+    made = InferenceRequest(
+        str(uuid.uuid4()), MODEL, Task.GENERATE, RequestInput(prompt="hello"), Parameters(max_tokens=1)
+    )
+    return replace(made, **fields)
+
+
+def make_work_item(
+    request: InferenceRequest, tenant: str, pool: str, number: int, *, model_version: str = "1", **fields: Any
+) -> WorkItem:
+    """The work item that a dispatcher makes of the request at this offset of the tenant's topic, without a deadline."""
+    made = WorkItem(
+        request=request,
+        tenant=tenant,
+        pool=pool,
+        model_version=model_version,
+        priority_class=request.priority,
+        cost_tokens=100,
+        submitted_at_ms=0,
+        admitted_at_ms=0,
+        dispatched_at_ms=0,
+        deadline_at_ms=2**53,
+        reply_topic=replies_topic(tenant),
+        dispatcher_id="bench",
+        source=SourceCoordinate(requests_topic(tenant), 0, number),
+    )
+    return replace(made, **fields) if fields else made
+
+
+def ends_of(settings: KafkaSettings, topics: Sequence[str]) -> list[TopicPartition]:
+    """The end of every partition of these topics."""
+    consumer = Consumer(read_committed_consumer(settings, "bench-ends"))
+    try:
+        known = consumer.list_topics(timeout=_METADATA_TIMEOUT_S).topics
+        places = [TopicPartition(topic, partition) for topic in topics for partition in known[topic].partitions]
+        for place in places:
+            place.offset = consumer.get_watermark_offsets(place, timeout=_METADATA_TIMEOUT_S)[1]
+        return places
+    finally:
+        consumer.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """One request. Times are milliseconds since the epoch; all processes share one clock, that of the machine.
+
+    Attributes:
+        submitted_at_ms: the broker's time of its append; its deadline counts from there.
+        outcome: empty while no reply was seen.
+        dispatched_at_ms, engine_started_at_ms: when the dispatcher wrote it to its pool, and when its batch began, by
+            its reply; 0 for what never got there.
+        replied_at_ms: the time of the reply's record, written within the transaction that settled the request.
+        seen_at_ms: when a reader of committed records had the reply: what its client would call the end.
+        cost_tokens: metered in ``ledger.usage``: prompt plus twice the output.
+        replies: final replies seen; anything but 1 in the end breaks the promise.
+    """
+
+    request_id: str
+    tenant: str
+    timeout_ms: int
+    submitted_at_ms: int
+    outcome: str = ""
+    code: str = ""
+    retry_after_ms: int | None = None
+    dispatched_at_ms: int = 0
+    engine_started_at_ms: int = 0
+    replied_at_ms: int = 0
+    seen_at_ms: int = 0
+    cost_tokens: int = 0
+    completion_tokens: int = 0
+    replies: int = 0
+
+    @property
+    def served(self) -> bool:
+        return self.outcome == Outcome.OK
+
+    @property
+    def refused(self) -> bool:
+        return self.outcome == Outcome.REJECTED
+
+    @property
+    def late(self) -> bool:
+        """Whether its reply came after its deadline; an ``expired`` one always does."""
+        return bool(self.outcome) and (
+            self.outcome == Outcome.EXPIRED or self.seen_at_ms > self.submitted_at_ms + self.timeout_ms
+        )
+
+    @property
+    def latency_ms(self) -> int:
+        """Until its answer; a request that got none counts with all the time it allowed."""
+        return self.seen_at_ms - self.submitted_at_ms if self.served else self.timeout_ms
+
+
+def completions(observed: Iterable[Observed]) -> list[ServedRequest]:
+    """What was served, in order of time."""
+    served = (ServedRequest(one.replied_at_ms, one.tenant, one.cost_tokens) for one in observed if one.served)
+    return sorted(served, key=lambda one: one.at_ms)
+
+
+def waits(observed: Iterable[Observed], tenants: Sequence[str], until_ms: int) -> dict[str, list[Interval]]:
+    """When each tenant's requests waited for their turn: from the append to the dispatch, or, for those that are still
+    waiting, to ``until_ms``. What was refused did not wait."""
+    found: dict[str, list[Interval]] = {tenant: [] for tenant in tenants}
+    for one in observed:
+        if one.tenant in found and not one.refused:
+            waited_until_ms = one.dispatched_at_ms or (one.replied_at_ms if one.outcome else until_ms)
+            found[one.tenant].append((one.submitted_at_ms, waited_until_ms))
+    return found
+
+
+def submitted_within(observed: Iterable[Observed], interval: Interval) -> list[Observed]:
+    """The requests that were submitted in the interval."""
+    start, end = interval
+    return [one for one in observed if start <= one.submitted_at_ms < end]
+
+
+def latency_percentile_ms(observed: Iterable[Observed], part: float) -> float:
+    """Of all of them, whatever became of them."""
+    return percentile([one.latency_ms for one in observed], part)
+
+
+def goodput_tokens(observed: Iterable[Observed], interval: Interval) -> int:
+    """Cost tokens of the answers that came within the interval and before their deadlines."""
+    start, end = interval
+    return sum(one.cost_tokens for one in observed if one.served and not one.late and start <= one.replied_at_ms < end)
+
+
+def refusal_times_ms(observed: Iterable[Observed]) -> list[int]:
+    """From the append of each refused request to its refusal."""
+    return [one.seen_at_ms - one.submitted_at_ms for one in observed if one.refused]
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,42 +232,29 @@ class Planned:
         return cls(at_s, topic, codec.encode(request), Observed(request.request_id, tenant, timeout_ms, 0))
 
 
-def plan(
-    offered: Iterable[Offered],
-    seconds: float,
-    sampler: TraceSampler,
-    codec: Codec | None = None,
-    *,
-    model: str = MODEL,
-) -> list[Planned]:
+def plan(offered: Iterable[Offered], seconds: float, sampler: TraceSampler, *, model: str = MODEL) -> list[Planned]:
     """The records of all tenants for so many seconds, in the order in which they are due."""
-    codec = codec or default_codec()
     planned: list[Planned] = []
     for one in offered:
-        draw = sampler.steady_arrivals if one.steady else sampler.arrivals
         burst = (number / one.burst for number in range(one.burst))
-        arrivals = (*burst, *draw(one.rate_per_s, seconds - one.start_s))
-        planned += [_planned(one, one.start_s + at_s, sampler.size(), codec, model) for at_s in arrivals]
+        for at_s in (*burst, *sampler.arrivals(one.rate_per_s, seconds - one.start_s, steady=one.steady)):
+            size = sampler.size()
+            # With a new id, whatever the seed: a repeated id is a duplicate.
+            request = make_request(
+                model=model,
+                input=RequestInput(prompt=text_of(size.prompt_tokens)),
+                parameters=Parameters(max_tokens=size.output_tokens),
+                priority=str(one.priority),
+                timeout_ms=one.timeout_ms,
+            )
+            due_s = one.start_s + at_s
+            planned.append(Planned.of(request, one.tenant, default_codec(), due_s, backfill=one.backfill))
     return sorted(planned, key=lambda record: record.at_s)
 
 
-def _planned(offered: Offered, at_s: float, size: RequestSize, codec: Codec, model: str) -> Planned:
-    request = InferenceRequest(
-        # Never the same twice, whatever the seed: a repeated id is a duplicate.
-        request_id=str(uuid.uuid4()),
-        model=model,
-        task=str(Task.GENERATE),
-        input=RequestInput(prompt=text_of(size.prompt_tokens)),
-        parameters=Parameters(max_tokens=size.output_tokens),
-        priority=str(offered.priority),
-        timeout_ms=offered.timeout_ms,
-    )
-    return Planned.of(request, offered.tenant, codec, at_s, backfill=offered.backfill)
-
-
 def text_of(tokens: int) -> str:
-    """A text of so many tokens, as the simulated engine counts them."""
-    return _WORD * tokens
+    """A text of so many tokens: four bytes are one to the simulated engine, and to the dispatcher that estimates."""
+    return "load" * tokens
 
 
 class LoadGenerator:
@@ -168,9 +302,7 @@ class LoadGenerator:
             thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         """Stop at once; what is still planned is not sent."""
         self._stopping.set()
         self._wake.set()
@@ -184,6 +316,11 @@ class LoadGenerator:
             self._plans += 1
             self._take_next(monotonic(), self._plans, iter(planned))
         self._wake.set()
+
+    def interval(self, seconds: float) -> Interval:
+        """So many seconds of the last plan, after WARM_UP_S."""
+        start_ms = self.started_at_ms + round(WARM_UP_S * 1000)
+        return start_ms, start_ms + round(seconds * 1000)
 
     def cut(self) -> None:
         """Send nothing more of any plan: they count as published with what was sent so far."""
@@ -211,7 +348,7 @@ class LoadGenerator:
         """Wait for a reply to every request so far, by default of all tenants."""
         self._wait(lambda: self._missing(tenants) == 0, timeout_s, lambda: f"{self._missing(tenants)} replies")
 
-    def wait_replies(self, more: int, timeout_s: float) -> None:
+    def wait_replies(self, more: int, timeout_s: float = _ANSWER_TIMEOUT_S) -> None:
         """Wait until so many more requests than now are answered."""
         wanted = len(self.replied_at) + more
         self._wait(lambda: len(self.replied_at) >= wanted, timeout_s, lambda: f"{more} more replies")
@@ -369,3 +506,42 @@ class LoadGenerator:
             completion_tokens=reply.usage.completion_tokens,
             replies=1,
         )
+
+
+class Neighbour(LoadGenerator):
+    """Latencies are from just before the publish to the reply at a reader, in the order of the replies."""
+
+    def __init__(
+        self,
+        settings: KafkaSettings,
+        codec: Codec,
+        tenant: str,
+        make_request: Callable[[], InferenceRequest],
+        per_s: float = 25.0,
+    ) -> None:
+        """The tenant's topics must exist."""
+        super().__init__(settings, (tenant,), codec)
+        self._tenant, self._make_request, self._interval_s = tenant, make_request, 1 / per_s
+
+    @contextmanager
+    def sending(self) -> Iterator[Self]:
+        """Requests go out until the context ends; AssertionError unless every one was answered ``ok``, once."""
+        with self:
+            self.start(
+                Planned.of(self._make_request(), self._tenant, self.codec, number * self._interval_s)
+                for number in count()
+            )
+            yield self
+            self.cut()
+            self.wait_published(_ANSWER_TIMEOUT_S)
+            self.wait_answered(_ANSWER_TIMEOUT_S)
+            if refused := {one.outcome for one in self.observed() if not one.served}:
+                raise AssertionError(f"some requests ended as {sorted(refused)}")
+
+    def mark(self) -> int:
+        """A place among the latencies; see ``latencies_s``."""
+        return len(self.replied_at)
+
+    def latencies_s(self, since: int = 0) -> list[float]:
+        """Those from a mark on."""
+        return [at - self.published_at[request_id] for request_id, at in list(self.replied_at.items())[since:]]

@@ -4,17 +4,24 @@ Counted are cost tokens answered before their deadlines, beside the pool's decla
 the growth of the dispatcher's memory.
 """
 
-import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from statistics import fmean, median
+from time import monotonic, sleep
 
 from benchmarks.cluster import cluster
-from benchmarks.load import LoadGenerator, Offered, plan
-from benchmarks.observed import Observed, completions, goodput_tokens, refusal_times_ms, submitted_within
+from benchmarks.load import (
+    WARM_UP_S,
+    LoadGenerator,
+    Offered,
+    completions,
+    goodput_tokens,
+    plan,
+    refusal_times_ms,
+    submitted_within,
+)
 from benchmarks.processes import resident_bytes
 from benchmarks.result import Figure, Result
-from benchmarks.service_curve import Interval, jain_index, percentile, served_tokens, within
+from benchmarks.service_curve import jain_index, percentile, served_tokens, within
 from benchmarks.simulated_pool import SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 
@@ -24,7 +31,6 @@ HOW = f"one run of {SECONDS:g} s"
 TENANTS = tuple(f"tenant-{number}" for number in range(1, 9))
 LOAD = 3.0
 AIM_GOODPUT, AIM_LATE, AIM_REFUSAL_MS, AIM_GROWTH = 0.9, 0.01, 50.0, 1.1
-_WARM_UP_S = 5.0
 _TIMEOUT_MS = 10_000
 _ANSWER_TIMEOUT_S = 60.0
 _SAMPLE_S = 0.5
@@ -38,30 +44,20 @@ def run(seconds: float = SECONDS) -> Result:
     pool = SimulatedPool(max_batch_size=8)
     sampler = TraceSampler(load_trace(), _SEED)
     rate = LOAD * pool.requests_per_s(sampler.mean_cost_tokens) / len(TENANTS)
-    planned = plan([Offered(tenant, rate, timeout_ms=_TIMEOUT_MS) for tenant in TENANTS], _WARM_UP_S + seconds, sampler)
+    planned = plan([Offered(tenant, rate, timeout_ms=_TIMEOUT_MS) for tenant in TENANTS], WARM_UP_S + seconds, sampler)
     with (
         cluster([*dispatchers("drr"), *pool.services()], tenants=TENANTS) as running,
         LoadGenerator(running.settings, TENANTS) as load,
     ):
         pid = running.stack.supervisor.process("dispatcher-1").pid
         assert pid is not None, "the dispatcher does not run"
-        with sampled_rss_mib(pid) as memory_mib:
-            load.start(planned)
-            load.wait_published(_WARM_UP_S + seconds + 60)
+        load.start(planned)
+        memory_mib = sampled_mib(pid, WARM_UP_S + seconds)
+        load.wait_published(_ANSWER_TIMEOUT_S)
         load.wait_answered(_ANSWER_TIMEOUT_S)
-        start_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
+        interval = load.interval(seconds)
         observed = load.observed()
         lag_ms = load.checked_lag_ms()
-    interval = (start_ms, start_ms + round(seconds * 1000))
-    figures = _figures(observed, interval, pool.cost_tokens_per_s * seconds, memory_mib)
-    answered = sum(one.replies == 1 for one in observed)
-    run = {"requests": float(len(observed)), "answered": float(answered), "generator_lag_ms": lag_ms}
-    return Result(NAME, figures, (run,))
-
-
-def _figures(
-    observed: Sequence[Observed], interval: Interval, capacity_tokens: float, memory_mib: Sequence[float]
-) -> tuple[Figure, ...]:
     of_interval = submitted_within(observed, interval)
     replies = [one for one in of_interval if one.outcome]
     not_refused = [one for one in replies if not one.refused]
@@ -71,10 +67,10 @@ def _figures(
     latencies = [one.latency_ms for one in of_interval if one.served]
     served = served_tokens(within(completions(observed), interval), TENANTS)
     late = sum(one.late for one in replies)
-    return (
+    figures = (
         Figure(
             "tokens served in time divided by capacity",
-            goodput_tokens(observed, interval) / capacity_tokens,
+            goodput_tokens(observed, interval) / (pool.cost_tokens_per_s * seconds),
             "ratio",
             "at least",
             AIM_GOODPUT,
@@ -90,6 +86,9 @@ def _figures(
         Figure("p99 of the served", percentile(latencies, 0.99), "ms"),
         Figure("Jain index", jain_index(list(served.values())), "of 1"),
     )
+    answered = sum(one.replies == 1 for one in observed)
+    run = {"requests": float(len(observed)), "answered": float(answered), "generator_lag_ms": lag_ms}
+    return Result(NAME, figures, (run,))
 
 
 def growth(samples: Sequence[float]) -> float:
@@ -98,30 +97,16 @@ def growth(samples: Sequence[float]) -> float:
     return fmean(samples[-quarter:]) / fmean(samples[quarter : 2 * quarter] or samples[-quarter:])
 
 
-@contextmanager
-def sampled_rss_mib(pid: int) -> Iterator[list[float]]:
-    """A list that fills with the process's resident memory, twice a second while the context is open.
-
-    Raises:
-        RuntimeError: at the end, when the process did not live until then.
-    """
-    samples = [resident_bytes(pid) / _MIB]
-    stopping, died = threading.Event(), threading.Event()
-
-    def sample() -> None:
-        try:
-            while not stopping.wait(_SAMPLE_S):
-                samples.append(resident_bytes(pid) / _MIB)
-            samples.append(resident_bytes(pid) / _MIB)
-        except OSError:
-            died.set()
-
-    thread = threading.Thread(target=sample, name="rss", daemon=True)
-    thread.start()
+def sampled_mib(pid: int, seconds: float) -> list[float]:
+    """The process's resident memory, twice a second. Raises RuntimeError when it ends meanwhile."""
+    samples: list[float] = []
+    end_s = monotonic() + seconds
     try:
-        yield samples
-    finally:
-        stopping.set()
-        thread.join()
-    if died.is_set():
-        raise RuntimeError(f"process {pid} died while its memory was measured, after {len(samples)} samples")
+        while True:
+            samples.append(resident_bytes(pid) / _MIB)
+            left_s = end_s - monotonic()
+            if left_s <= 0:
+                return samples
+            sleep(min(_SAMPLE_S, left_s))
+    except OSError as error:
+        raise RuntimeError(f"process {pid} died while its memory was measured, after {len(samples)} samples") from error

@@ -12,25 +12,22 @@ import random
 import sys
 import uuid
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter
 
 import yaml
 
-from benchmarks.cluster import cluster
-from benchmarks.load import LoadGenerator, Planned
-from benchmarks.observed import REQUEST_TIMEOUT_MS, Observed
+from benchmarks.cluster import MODELS_DIR, cluster, shipped_engine, shipped_model
+from benchmarks.load import REQUEST_TIMEOUT_MS, LoadGenerator, Observed, Planned
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher
 from benchmarks.vllm_direct import DirectVllm, check_python
-from deploy.local.services import Service
-from fairlane.models import load_models
+from deploy.local.services import MODELS_FILE
 from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput
 from fairlane.settings import Settings
-from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
-from inference_consumers.engines.registry import create_engine
+from inference_consumers.engines.protocol import EngineItem, Outcomes
 
 NAME = "pipeline-efficiency"
 HOW = MEDIAN_OF_REPETITIONS
@@ -41,9 +38,6 @@ ANSWER_TOKENS = (48, 48)
 VLLM_ANSWER_TOKENS = (16, 80)
 """From, to: vLLM's items join and leave one by one when their answers differ in length."""
 _TENANT = "acme"
-_MODEL = "smollm2-135m-instruct"
-_MODELS_FILE = Path("deploy/models.yaml")
-_MODELS_DIR = Path(".fairlane/models")
 _TIMEOUT_S = 300.0
 _WORDS = ("alpha", "river", "of", "some", "words", "that", "the", "model", "goes", "on", "from", "nobody", "reads")
 
@@ -64,27 +58,29 @@ def run() -> Result:
     return Result(NAME, figures, runs)
 
 
-Part = tuple[tuple[Figure, ...], tuple[dict[str, float], ...]]
-
-
-def _run_torch() -> Part:
+def _run_torch() -> tuple[tuple[Figure, ...], tuple[dict[str, float], ...]]:
     model = shipped_model()
-    engine = create_engine(model, _MODELS_DIR, 0, device=os.environ.get("DEVICE", "auto"))
-    tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     with (
-        cluster(_services(model), tenants=tenants) as running,
+        cluster(
+            [dispatcher(env=UNBOUNDED), consumer(pool=model.pool)], tenants=[{"tenant": _TENANT, **UNBOUNDED_TENANT}]
+        ) as running,
         LoadGenerator(running.settings, (_TENANT,)) as load,
+        shipped_engine(model) as engine,
     ):
         answered(load, _TENANT, requests_for(model, -1))
-        engine.load()
 
         def measure(number: int) -> dict[str, float]:
             requests = requests_for(model, number)
             answers = answered(load, _TENANT, requests)
-            batches = _batches(requests, answers)
-            through = _through_s(answers)
-            direct = sum(_direct_s(engine, batch) for batch in batches)
-            tokens = _tokens(answers)
+            tokens, through = _tokens_and_seconds(answers)
+            batches: dict[int, list[EngineItem]] = defaultdict(list)
+            for request, answer in zip(requests, answers, strict=True):
+                item = EngineItem(request.request_id, request.task, request.input, request.parameters)
+                batches[answer.engine_started_at_ms].append(item)
+            started = perf_counter()
+            for _, batch in sorted(batches.items()):
+                engine.run(batch, Outcomes())
+            direct = perf_counter() - started
             return {
                 "through_tokens_per_s": tokens / through,
                 "direct_tokens_per_s": tokens / direct,
@@ -93,7 +89,6 @@ def _run_torch() -> Part:
             }
 
         runs = repeated(measure)
-    engine.close()
     figures = (
         Figure("torch: tokens/s divided by the engine's own", median_of(runs, "ratio"), "ratio", "at least", AIM_TORCH),
         Figure("torch: through Fairlane", median_of(runs, "through_tokens_per_s"), "completion tokens/s"),
@@ -103,12 +98,14 @@ def _run_torch() -> Part:
     return figures, runs
 
 
-def _run_vllm(python: Path) -> Part:
+def _run_vllm(python: Path) -> tuple[tuple[Figure, ...], tuple[dict[str, float], ...]]:
     model = replace(shipped_model(), engine="vllm")
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
+    entries = yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8"))["models"]
+    models = [{**entry, "engine": "vllm"} for entry in entries if entry["model"] == model.model]
     with (
-        DirectVllm(python, model, _MODELS_DIR) as direct,
-        cluster(_services(model), tenants=tenants, models=_vllm_entries()) as running,
+        DirectVllm(python, model, MODELS_DIR) as direct,
+        cluster([dispatcher(env=UNBOUNDED), consumer(pool=model.pool)], tenants=tenants, models=models) as running,
         LoadGenerator(running.settings, (_TENANT,)) as load,
     ):
         direct.wait_loaded()
@@ -146,28 +143,11 @@ def measure_vllm(
 ) -> dict[str, float]:
     """The speed of both at the same requests, one after the other: each has the machine to itself."""
     answers = answered(load, tenant, requests)
-    through = _tokens(answers) / _through_s(answers)
+    tokens, seconds = _tokens_and_seconds(answers)
+    through = tokens / seconds
     took = direct.answer(requests)
     alone = took.completion_tokens / took.seconds
     return {"vllm_through_tokens_per_s": through, "vllm_direct_tokens_per_s": alone, "vllm_ratio": through / alone}
-
-
-def shipped_model() -> ModelVersion:
-    """The language model of the project."""
-    [model] = [one for one in load_models(_MODELS_FILE) if one.model == _MODEL]
-    return model
-
-
-def _vllm_entries() -> list[Mapping[str, object]]:
-    entries = yaml.safe_load(_MODELS_FILE.read_text(encoding="utf-8"))["models"]
-    return [{**entry, "engine": "vllm"} for entry in entries if entry["model"] == _MODEL]
-
-
-def _services(model: ModelVersion) -> list[Service]:
-    return [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
-        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
-    ]
 
 
 def requests_for(
@@ -188,26 +168,8 @@ def requests_for(
     ]
 
 
-def _tokens(answers: Sequence[Observed]) -> int:
-    return sum(answer.completion_tokens for answer in answers)
-
-
-def _through_s(answers: Sequence[Observed]) -> float:
-    """From the start of the first batch to the last committed reply."""
+def _tokens_and_seconds(answers: Sequence[Observed]) -> tuple[int, float]:
+    """Completion tokens, and the time from the start of the first batch to the last committed reply."""
     first_ms = min(answer.engine_started_at_ms for answer in answers)
-    return (max(answer.replied_at_ms for answer in answers) - first_ms) / 1_000
-
-
-def _batches(requests: Sequence[InferenceRequest], answers: Sequence[Observed]) -> list[list[EngineItem]]:
-    """What ran together, in the order in which it ran."""
-    by_start: dict[int, list[EngineItem]] = defaultdict(list)
-    for request, answer in zip(requests, answers, strict=True):
-        item = EngineItem(request.request_id, request.task, request.input, request.parameters)
-        by_start[answer.engine_started_at_ms].append(item)
-    return [batch for _, batch in sorted(by_start.items())]
-
-
-def _direct_s(engine: Engine, batch: Sequence[EngineItem]) -> float:
-    started = perf_counter()
-    engine.run(batch, Outcomes())
-    return perf_counter() - started
+    seconds = (max(answer.replied_at_ms for answer in answers) - first_ms) / 1_000
+    return sum(answer.completion_tokens for answer in answers), seconds

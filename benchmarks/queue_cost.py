@@ -6,7 +6,6 @@ deadline and knows nothing of tenants, classes, sums and removals. Time is of th
 
 import gc
 import tracemalloc
-from dataclasses import dataclass
 from heapq import heapify, heappop, heappush
 from math import inf
 from random import Random
@@ -14,8 +13,7 @@ from time import thread_time_ns
 from typing import get_args
 
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from fairlane.names import requests_topic, tenant_of_request_topic
-from fairlane.ownership import Claim, PartitionId
+from benchmarks.simulate import SimulatedRequest, claim_of
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
 
 NAME = "queue-cost"
@@ -25,38 +23,26 @@ AIM_BYTES = 1_024.0
 WAITING = 100_000
 TENANTS = 1_000
 TURNS = 100_000
+_NOW_MS = 1_700_000_000_000
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Request:
-    """What the queue reads of a queued request."""
-
-    claim: Claim
-    tenant: str
-    priority_class: str
-    cost_tokens: int
-    prompt_tokens: int
-    size_bytes: int
-    deadline_at_ms: int
-    group: str = ""
-
-
-def requests(count: int, tenants: int, random: Random) -> list[Request]:
+def requests(count: int, tenants: int, random: Random) -> list[SimulatedRequest]:
     """Requests of random tenants, classes, costs and deadlines."""
-    partitions = [PartitionId(requests_topic(f"tenant-{number}"), 0) for number in range(tenants)]
+    names = [f"tenant-{number}" for number in range(tenants)]
     made = []
     for offset in range(count):
-        partition = random.choice(partitions)
+        tenant = random.choice(names)
         prompt_tokens = round(random.lognormvariate(7.0, 1.0)) + 1
         made.append(
-            Request(
-                claim=Claim(partition, offset, 1),
-                tenant=tenant_of_request_topic(partition.topic),
+            SimulatedRequest(
+                claim=claim_of(tenant, offset),
+                tenant=tenant,
                 priority_class=random.choices(("high", "normal", "low"), (1, 4, 1))[0],
                 cost_tokens=prompt_tokens + 2 * random.randint(1, 256),
                 prompt_tokens=prompt_tokens,
                 size_bytes=4 * prompt_tokens,
-                deadline_at_ms=1_700_000_000_000 + random.randint(30_000, 120_000),
+                submitted_at_ms=_NOW_MS,
+                deadline_at_ms=_NOW_MS + random.randint(30_000, 120_000),
             )
         )
     return made
@@ -88,7 +74,7 @@ def run(waiting: int = WAITING, tenants: int = TENANTS, turns: int = TURNS) -> R
     return Result(NAME, tuple(figures), runs)
 
 
-def _heap_ns(made: list[Request], waiting: int) -> float:
+def _heap_ns(made: list[SimulatedRequest], waiting: int) -> float:
     heap = [(request.deadline_at_ms, number, request) for number, request in enumerate(made[:waiting])]
     heapify(heap)
     arriving = made[waiting:]
@@ -100,25 +86,22 @@ def _heap_ns(made: list[Request], waiting: int) -> float:
     return (thread_time_ns() - started) / len(arriving)
 
 
-def _queue_ns(queue: FairQueue[Request], made: list[Request], waiting: int) -> float:
+def _queue_ns(queue: FairQueue[SimulatedRequest], made: list[SimulatedRequest], waiting: int) -> float:
     for request in made[:waiting]:
         queue.push(request)
-
-    def is_late(request: Request) -> bool:
-        return request.deadline_at_ms < 1_700_000_000_000
 
     arriving = made[waiting:]
     gc.collect()
     started = thread_time_ns()
     for request in arriving:
-        queue.pop(inf, is_late)
+        queue.pop(inf, lambda waiting: waiting.deadline_at_ms < _NOW_MS)
         queue.push(request)
     spent_ns = thread_time_ns() - started
     assert len(queue) == waiting
     return spent_ns / len(arriving)
 
 
-def _queue_bytes(queue: FairQueue[Request], made: list[Request]) -> float:
+def _queue_bytes(queue: FairQueue[SimulatedRequest], made: list[SimulatedRequest]) -> float:
     """Bytes allocated while the requests are queued; they exist already."""
     gc.collect()
     tracemalloc.start()

@@ -5,33 +5,20 @@ import os
 import platform
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 Bound = Literal["at most", "at least"]
 REPETITIONS = 3
 MEDIAN_OF_REPETITIONS = f"{REPETITIONS} runs, the median of each figure"
 
 
-@dataclass(frozen=True, slots=True)
-class Machine:
-    """The machine of a measurement."""
-
-    cores: int
-    memory_gib: int
-    python: str
-    system: str
-
-    def __str__(self) -> str:
-        return f"{self.cores} cores, {self.memory_gib} GiB, Python {self.python}"
-
-
-def this_machine() -> Machine:
-    """This machine."""
+def this_machine() -> str:
+    """What a result says of the machine that it was measured on."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Machine(os.cpu_count() or 0, round(memory / 2**30), platform.python_version(), platform.system())
+    return f"{os.cpu_count()} cores, {round(memory / 2**30)} GiB, Python {platform.python_version()}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,20 +38,10 @@ class Figure:
             return None
         return self.value <= self.aim if self.bound == "at most" else self.value >= self.aim
 
-    def as_json(self) -> dict[str, Any]:
-        aim = None if self.aim is None else f"{self.bound} {self.aim:g}"
-        return {"name": self.name, "value": round(self.value, 4), "unit": self.unit, "aim": aim, "met": self.met}
-
-    @classmethod
-    def from_json(cls, found: Mapping[str, Any]) -> Self:
-        """What ``as_json`` made; the value is rounded. Raises KeyError or ValueError for anything else."""
-        name, value, unit = str(found["name"]), float(found["value"]), str(found["unit"])
-        if found["aim"] is None:
-            return cls(name, value, unit)
-        for bound in get_args(Bound):
-            if found["aim"].startswith(f"{bound} "):
-                return cls(name, value, unit, bound, float(found["aim"].removeprefix(bound)))
-        raise ValueError(f"{found['aim']!r} is no aim")
+    @property
+    def aim_text(self) -> str:
+        """For readers; empty without an aim."""
+        return "" if self.aim is None else f"{self.bound} {self.aim:g}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,29 +51,39 @@ class Result:
     benchmark: str
     figures: tuple[Figure, ...]
     runs: tuple[dict[str, float], ...]
-    machine: Machine = field(default_factory=this_machine)
+    machine: str = field(default_factory=this_machine)
 
     @property
     def met(self) -> bool:
         return all(figure.met is not False for figure in self.figures)
 
     def as_json(self) -> dict[str, Any]:
+        """Values are rounded."""
         return {
             "benchmark": self.benchmark,
-            "figures": [figure.as_json() for figure in self.figures],
+            "figures": [
+                {
+                    "name": one.name,
+                    "value": round(one.value, 4),
+                    "unit": one.unit,
+                    "aim": one.aim_text or None,
+                    "met": one.met,
+                }
+                for one in self.figures
+            ],
             "runs": [{name: round(value, 4) for name, value in run.items()} for run in self.runs],
-            "machine": asdict(self.machine),
+            "machine": self.machine,
         }
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:
         """What ``as_json`` made. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
-            str(found["benchmark"]),
-            tuple(map(Figure.from_json, found["figures"])),
-            tuple(found["runs"]),
-            Machine(**found["machine"]),
-        )
+        figures = []
+        for one in found["figures"]:
+            bound, _, aim = (one["aim"] or "").rpartition(" ")
+            aims = (bound, float(aim)) if aim else ()
+            figures.append(Figure(one["name"], float(one["value"]), one["unit"], *aims))
+        return cls(found["benchmark"], tuple(figures), tuple(found["runs"]), found["machine"])
 
 
 def repeated(run: Callable[[int], dict[str, float]], repetitions: int = REPETITIONS) -> tuple[dict[str, float], ...]:
@@ -143,7 +130,8 @@ def updated(document: str, results: Iterable[Result], how: Mapping[str, str]) ->
         if result.benchmark not in how:
             raise ReportError(f"no benchmark is called {result.benchmark!r}")
         table = _table(result, how[result.benchmark])
-        remarks = _remarks(bodies.get(result.benchmark, ""))
+        # The text below the table that is replaced.
+        remarks = re.split(r"^\|.*\n?", bodies.get(result.benchmark, ""), flags=re.MULTILINE)[-1].strip()
         bodies[result.benchmark] = f"{table}\n\n{remarks}" if remarks else table
     sections = (f"\n## {name}\n\n{bodies[name]}\n" for name in how if name in bodies)
     return _HEAD + "".join(sections)
@@ -166,20 +154,12 @@ def read_results(path: Path) -> list[Result]:
 
 
 def _table(result: Result, how: str) -> str:
-    rows = []
-    for figure in result.figures:
-        aim = "" if figure.aim is None else f"{figure.bound} {figure.aim:g}"
-        rows.append(f"| {figure.name} | {_value(figure.value)} {figure.unit} | {aim} | {_MET[figure.met]} |")
+    rows = [
+        f"| {one.name} | {_value(one.value)} {one.unit} | {one.aim_text} | {_MET[one.met]} |" for one in result.figures
+    ]
     return "\n".join((f"{how[0].upper()}{how[1:]}. {result.machine}.", "", *_TABLE_HEAD, *rows))
 
 
 def _value(value: float) -> str:
     """Three digits that count, and no powers of ten."""
     return f"{value:,.0f}" if abs(value) >= 1_000 else f"{value:.3g}"
-
-
-def _remarks(body: str) -> str:
-    """The text below the table."""
-    lines = body.splitlines()
-    table = [number for number, line in enumerate(lines) if line.startswith("|")]
-    return "\n".join(lines[table[-1] + 1 :] if table else lines).strip()

@@ -3,38 +3,48 @@
 Recall is against an exact search over the vectors before Postgres rounded them; the smallest tenant has no index, so
 its recall shows the cost of half precision. A request's time is that of the look-up of its collection, the embedding,
 the search and the fusion, one request at a time. Searches per second are compared with a plain psycopg loop that sends
-the same statements in one pipeline; the two take turns. Questions about the standard library's documentation, each with
-the passage that answers it, compare the nearest passages, those with words of the question, and both lists fused; and
-the static embedder with the model it was made from (`retrieval_questions`).
+the same statements in one pipeline; the two take turns.
+
+Questions about the standard library's documentation, each with the passage that answers it, compare the nearest
+passages, those with words of the question, and both lists fused; and recall and speed of the static embedder with those
+of the model it was made from, all-MiniLM-L6-v2 in its engine, where nearest passages are found exactly, by cosine. The
+texts come with CPython: ``pydoc_data.topics`` (the language reference as ``help()`` shows it) and the docstrings of
+modules; passages are cut as ingestion does it.
 """
 
 import asyncio
+import inspect
 import random
-import tempfile
-from collections.abc import Awaitable, Callable, Sequence
+import re
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from pydoc_data.topics import topics
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import psycopg
+import yaml
 
-from benchmarks import retrieval_questions
+from benchmarks.cluster import MODELS_DIR, shipped_engine, shipped_model, stores
 from benchmarks.result import Figure, Result
-from benchmarks.retrieval_questions import PASSAGES_PER_DOCUMENT, Corpus, make_corpus, questions, read_questions
 from benchmarks.service_curve import percentile
-from deploy.local.stack import LocalStack
+from fairlane.outcomes import Task
+from fairlane.records import Parameters, RequestInput
 from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
-from fairlane_server.retrieval.embedder import FloatArray
+from fairlane_server.retrieval.chunking import Chunker, Chunking
+from fairlane_server.retrieval.documents.document import ParsedDocument
+from fairlane_server.retrieval.embedder import Embedder, FloatArray
 from fairlane_server.retrieval.pgvector_rows import Wire, matching_statement, nearest_statement, register
 from fairlane_server.retrieval.pgvector_search import SETTINGS, PgVectorSearch, search_settings
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import Collection, Found, NewDocument, NewPassage
+from inference_consumers.engines.protocol import Engine, EngineItem, Success, run_batch
 
 NAME = "retrieval"
 HOW = "one run"
@@ -44,15 +54,196 @@ RECALL_QUERIES = 300
 ROUNDS, ROUND_QUERIES = 10, 200
 LIMIT = 10
 RECALL_AIM, RATE_AIM = 0.95, 0.8
-
+_DATA = Path(__file__).with_name("data")
 _NAME = "documentation"
 _AT_ONCE = 8
+# Passages, words and their indexes.
+_DISK_MB = "SELECT sum(pg_total_relation_size(oid)) / 1e6 FROM pg_class WHERE relkind = 'r' AND relname ~ '^passage'"
 _DOCUMENTS_AT_A_TIME = 50
 _PATIENT_S = 10.0
+_MODULES: Mapping[str, Sequence[str]] = yaml.safe_load((_DATA / "stdlib_modules.yaml").read_text(encoding="utf-8"))
+PASSAGES_PER_DOCUMENT = 20
+_MIN_WORDS = 5
+# Topics that only repeat others: they would answer every question twice.
+_REPEATED_TOPICS = frozenset({"compound", "specialnames", "execmodel", "else"})
+STATIC, ENCODER = "all-minilm-l6-v2-static", "all-minilm-l6-v2"
+CUTS = (1, 5, 10)
+_QUERY_ROUNDS = 5
+_TEXTS_AT_A_TIME = 64
 
 Run = dict[str, float]
-Row = tuple[Any, ...]
-Ask = Callable[..., Awaitable[Found]]
+
+
+@dataclass(frozen=True, slots=True)
+class StdlibQuestion:
+    """A question, the name of the text that answers it, and words that the answering passage holds."""
+
+    question: str
+    source: str
+    phrase: str
+
+    def is_answered_by(self, source: str, passage: str) -> bool:
+        """Whether a passage of this source is the one; white space does not count."""
+        return source == self.source and squeezed(self.phrase) in squeezed(passage)
+
+
+def read_questions(path: Path = _DATA / "stdlib_questions.yaml") -> tuple[StdlibQuestion, ...]:
+    """The questions of the file. Raises KeyError for an entry that lacks something."""
+    entries: Sequence[Mapping[str, str]] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    found = []
+    for entry in entries:
+        source = f"topic/{entry['topic']}" if "topic" in entry else f"module/{entry['module']}"
+        found.append(StdlibQuestion(entry["question"], source, entry["phrase"]))
+    return tuple(found)
+
+
+def documentation() -> dict[str, str]:
+    """The texts by name: ``topic/NAME`` and ``module/NAME``."""
+    texts = {f"topic/{name}": text for name, text in sorted(topics.items()) if name not in _REPEATED_TOPICS}
+    for name in _MODULES["questions"]:
+        texts[f"module/{name}"] = import_module(name).__doc__ or ""
+    return texts
+
+
+def squeezed(text: str) -> str:
+    """The text with one space for every run of white space."""
+    return " ".join(text.split())
+
+
+def sentences() -> list[list[str]]:
+    """The sentences of each text, in order."""
+    texts = []
+    for text in (*topics.values(), *_docstrings()):
+        parts = (squeezed(part) for part in re.split(r"(?<=[.:;!?])\s+|\n\s*\n", text))
+        texts.append([part for part in parts if len(part.split()) >= _MIN_WORDS])
+    return [text for text in texts if len(text) > 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Corpus:
+    """Passages with their vectors, of shape (passages, dimensions)."""
+
+    passages: Sequence[NewPassage]
+    vectors: FloatArray
+
+    def documents(self, first: int, count: int) -> Iterator[NewDocument]:
+        """These passages, so many to a document, which is named after its first."""
+        for start in range(first, first + count, PASSAGES_PER_DOCUMENT):
+            part = slice(start, min(start + PASSAGES_PER_DOCUMENT, first + count))
+            source = f"{start}.md"
+            yield NewDocument(source, source, source, self.passages[part], self.vectors[part])
+
+
+def make_corpus(embedder: Embedder, count: int, seed: int = 1) -> Corpus:
+    """So many passages, no two alike, each of up to twelve sentences from two texts."""
+    rng = random.Random(seed)
+    source = sentences()
+    texts: dict[str, None] = {}
+    while len(texts) < count:
+        parts = (_few_of(rng, rng.choice(source)) for _ in range(2))
+        texts[" ".join(sentence for part in parts for sentence in part)] = None
+    passages = [NewPassage(text, "", len(text.split())) for text in texts]
+    return Corpus(passages, embedder.embed(list(texts)))
+
+
+def questions(corpus: Corpus, passages: Sequence[int], seed: int = 2) -> list[str]:
+    """A question about each of these passages: twelve words in a row from it."""
+    rng = random.Random(seed)
+    asked = []
+    for number in passages:
+        words = corpus.passages[number].text.split()
+        start = rng.randrange(max(1, len(words) - 12))
+        asked.append(" ".join(words[start : start + 12]))
+    return asked
+
+
+def _docstrings() -> Iterator[str]:
+    for name in _MODULES["passages"]:
+        module = import_module(name)
+        yield inspect.getdoc(module) or ""
+        for _, member in inspect.getmembers(module, lambda one: inspect.isclass(one) or inspect.isroutine(one)):
+            if getattr(member, "__module__", None) != name:
+                continue
+            own = [inspect.getdoc(member) or ""]
+            if inspect.isclass(member):
+                own += [inspect.getdoc(one) or "" for one in vars(member).values() if inspect.isroutine(one)]
+            yield "\n\n".join(own)
+
+
+def _few_of(rng: random.Random, text: Sequence[str]) -> Sequence[str]:
+    start = rng.randrange(len(text))
+    return text[start : start + rng.randint(3, 6)]
+
+
+def stdlib_passages() -> list[tuple[str, str]]:
+    """Source and text of every passage."""
+    chunker = Chunker(Chunking())
+    return [
+        (source, passage.text)
+        for source, text in documentation().items()
+        for passage in chunker.passages(ParsedDocument(text, markdown=False, title=""))
+    ]
+
+
+def recalled(
+    questions: Sequence[StdlibQuestion],
+    passages: Sequence[tuple[str, str]],
+    asked: FloatArray,
+    held: FloatArray,
+    cut: int,
+) -> float:
+    """The part of the questions whose answering passage is among the ``cut`` nearest. ``asked`` has a row for each
+    question and ``held`` one for each passage."""
+    nearest = np.argsort(-(asked @ held.T), axis=1, kind="stable")[:, :cut]
+    found = [
+        any(question.is_answered_by(*passages[index]) for index in row)
+        for question, row in zip(questions, nearest, strict=True)
+    ]
+    return sum(found) / len(found)
+
+
+async def embedder_figures() -> list[Figure]:
+    """Recall and speed of the static embedder and of the encoder, on the same questions and passages."""
+    static = StaticEmbedder(MODELS_DIR / STATIC)
+    found = await _embedder_figures(STATIC, static.embed, static.embed_query)
+    # Afterwards: the encoder's threads wait for one another for a while when it is done.
+    with shipped_engine(shipped_model(ENCODER), device="cpu") as engine:
+
+        async def embed_query(text: str) -> FloatArray:
+            vector: FloatArray = _encoded(engine, [text])[0]
+            return vector
+
+        return found + await _embedder_figures(ENCODER, lambda texts: _encoded(engine, texts), embed_query)
+
+
+async def _embedder_figures(
+    name: str, embed: Callable[[Sequence[str]], FloatArray], embed_query: Callable[[str], Awaitable[FloatArray]]
+) -> list[Figure]:
+    questions, passages = read_questions(), stdlib_passages()
+    held = embed([text for _, text in passages])
+    times = []
+    for _ in range(_QUERY_ROUNDS):
+        asked = []
+        for question in questions:
+            started = perf_counter()
+            asked.append(await embed_query(question.question))
+            times.append(perf_counter() - started)
+    nearest = np.array(asked)
+    return [
+        *(Figure(f"recall@{cut}, {name}", recalled(questions, passages, nearest, held, cut), "of 1") for cut in CUTS),
+        Figure(f"time per query, {name}", median(times) * 1e6, "µs"),
+    ]
+
+
+def _encoded(engine: Engine, texts: Sequence[str]) -> FloatArray:
+    vectors: list[tuple[float, ...]] = []
+    for start in range(0, len(texts), _TEXTS_AT_A_TIME):
+        given = RequestInput(texts=tuple(texts[start : start + _TEXTS_AT_A_TIME]))
+        [outcome] = run_batch(engine, [EngineItem("texts", Task.EMBED, given, Parameters())])
+        if not isinstance(outcome, Success) or outcome.output.embeddings is None:
+            raise RuntimeError(f"the encoder did not embed the passages: {outcome}")
+        vectors += outcome.output.embeddings
+    return np.array(vectors, dtype=np.float32)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,20 +274,39 @@ def sizes(tenants: int, passages: int) -> list[int]:
 def run() -> Result:
     """One load, then each figure in turn."""
     settings = Settings()
+    budget_ms = settings.retrieval_budget_ms
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
     corpus = make_corpus(embedder, PASSAGES)
-    with (
-        tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name,
-        LocalStack(data_dir=Path(name) / "stack", parts=("postgres",), environ={}) as stack,
-    ):
-        dsn, owner_dsn = stack.endpoints.postgres_dsn, stack.endpoints.postgres_owner_dsn
-        upgrade(Settings(postgres_dsn=dsn, postgres_owner_dsn=owner_dsn))
-        tenants, figures = load(dsn, corpus, embedder)
-        figures["disk_mb"] = disk_mb(owner_dsn)
-        figures |= asyncio.run(_search(dsn, corpus, embedder, tenants, settings.retrieval_budget_ms))
-        figures |= asyncio.run(_answer(dsn, embedder))
-    about_embedders = retrieval_questions.figures(retrieval_questions.measure())
-    return Result(NAME, (*_figures(figures, settings.retrieval_budget_ms), *about_embedders), (figures,))
+    with stores() as stack:
+        dsn = stack.endpoints.postgres_dsn
+        tenants, found = load(dsn, corpus, embedder)
+        with psycopg.connect(stack.endpoints.postgres_owner_dsn, connect_timeout=5) as connection:
+            row = connection.execute(_DISK_MB).fetchone()
+        found["disk_mb"] = float(row[0]) if row else 0.0
+        found |= asyncio.run(_search(dsn, corpus, embedder, tenants, budget_ms))
+        found |= asyncio.run(_answer(dsn, embedder))
+    figures = (
+        Figure("recall@10, largest tenant", found["recall_largest"], "part", "at least", RECALL_AIM),
+        Figure(
+            "recall@10, smallest tenant (without an index)", found["recall_smallest"], "part", "at least", RECALL_AIM
+        ),
+        Figure("retrieval of a request, 50 %", found["p50_ms"], "ms"),
+        Figure("retrieval of a request, 99 %", found["p99_ms"], "ms", "at most", budget_ms),
+        Figure("retrievals that were too late", found["late"], "part", "at most", 0),
+        Figure("retrievals without full text", found["without_full_text"], "part"),
+        Figure("searches per second divided by a psycopg loop's", found["ratio"], "ratio", "at least", RATE_AIM),
+        Figure("searches per second", found["per_s"], "1/s"),
+        Figure("psycopg loop", found["bare_per_s"], "1/s"),
+        Figure(f"searches per second, {_AT_ONCE} at a time", found["together_per_s"], "1/s"),
+        Figure("questions answered by the 10 nearest", found["answered_nearest"], "part"),
+        Figure("questions answered by the 10 with most of their words", found["answered_words"], "part"),
+        Figure("questions answered by the 10 best of both", found["answered_fused"], "part"),
+        Figure("loading", found["load_s"], "s"),
+        Figure("building indexes", found["build_s"], "s"),
+        Figure("disk", found["disk_mb"], "MB"),
+        *asyncio.run(embedder_figures()),
+    )
+    return Result(NAME, figures, (found,))
 
 
 def load(dsn: str, corpus: Corpus, embedder: StaticEmbedder) -> tuple[list[Tenant], Run]:
@@ -117,14 +327,6 @@ def load(dsn: str, corpus: Corpus, embedder: StaticEmbedder) -> tuple[list[Tenan
             tenants.append(Tenant(store.get(tenant, _NAME), first, count))
             first += count
     return tenants, {"load_s": load_s, "build_s": build_s}
-
-
-def disk_mb(owner_dsn: str) -> float:
-    """What passages, words and their indexes take."""
-    query = "SELECT sum(pg_total_relation_size(oid)) / 1e6 FROM pg_class WHERE relkind = 'r' AND relname ~ '^passage'"
-    with psycopg.connect(owner_dsn, connect_timeout=5) as connection:
-        row = connection.execute(query).fetchone()
-    return float(row[0]) if row else 0.0
 
 
 def queries(corpus: Corpus, embedder: StaticEmbedder, tenants: Sequence[Tenant], count: int, seed: int) -> list[Query]:
@@ -152,8 +354,8 @@ async def _search(
 ) -> Run:
     async with PgVectorSearch(dsn, _AT_ONCE) as search:
 
-        async def ask(query: Query, timeout_s: float = _PATIENT_S) -> Found:
-            return await search.search(query.tenant.collection, query.vector, query.text, LIMIT, timeout_s)
+        async def ask(query: Query) -> Found:
+            return await search.search(query.tenant.collection, query.vector, query.text, LIMIT, _PATIENT_S)
 
         figures: dict[str, float] = {}
         for name, tenant in (("largest", tenants[0]), ("smallest", tenants[-1])):
@@ -166,7 +368,7 @@ async def _search(
 
 async def _answer(dsn: str, embedder: StaticEmbedder) -> Run:
     """The part of the questions whose passage is among the first of each list."""
-    asked, passages = read_questions(), retrieval_questions.stdlib_passages()
+    asked, passages = read_questions(), stdlib_passages()
     tenant, lists = "stdlib", ("nearest", "words", "fused")
     with PgVectorCollections(dsn) as store:
         store.create(tenant, _NAME, embedder.name, embedder.dimensions)
@@ -206,7 +408,7 @@ async def _latencies(search: PgVectorSearch, embedder: StaticEmbedder, asked: Se
     return parts | {"late": late / len(asked), "without_full_text": incomplete / len(asked)}
 
 
-async def _rates(dsn: str, ask: Ask, asked: Sequence[Query]) -> Run:
+async def _rates(dsn: str, ask: Callable[[Query], Awaitable[Found]], asked: Sequence[Query]) -> Run:
     """Searches per second, ours and the plain loop's by turns, and ours several at a time."""
     ours_s, bare_s = [], []
     with psycopg.connect(dsn, autocommit=True, connect_timeout=5) as connection:
@@ -228,7 +430,7 @@ async def _rates(dsn: str, ask: Ask, asked: Sequence[Query]) -> Run:
     return {"per_s": ours, "bare_per_s": bare, "ratio": ours / bare, "together_per_s": together}
 
 
-def _ask_plainly(connection: psycopg.Connection, query: Query) -> tuple[list[Row], list[Row]]:
+def _ask_plainly(connection: psycopg.Connection, query: Query) -> tuple[list[Any], list[Any]]:
     collection = query.tenant.collection
     with connection.pipeline():
         connection.execute(SETTINGS, search_settings(collection.tenant, LIMIT, _PATIENT_S))
@@ -243,24 +445,3 @@ def _passage_id(first: int, number: int) -> str:
     """Of a passage within its collection, whose first passage in the corpus is this."""
     start = first + number // PASSAGES_PER_DOCUMENT * PASSAGES_PER_DOCUMENT
     return f"{_NAME}/{start}.md#{number % PASSAGES_PER_DOCUMENT}"
-
-
-def _figures(run: Run, budget_ms: float) -> tuple[Figure, ...]:
-    return (
-        Figure("recall@10, largest tenant", run["recall_largest"], "part", "at least", RECALL_AIM),
-        Figure("recall@10, smallest tenant (without an index)", run["recall_smallest"], "part", "at least", RECALL_AIM),
-        Figure("retrieval of a request, 50 %", run["p50_ms"], "ms"),
-        Figure("retrieval of a request, 99 %", run["p99_ms"], "ms", "at most", budget_ms),
-        Figure("retrievals that were too late", run["late"], "part", "at most", 0),
-        Figure("retrievals without full text", run["without_full_text"], "part"),
-        Figure("searches per second divided by a psycopg loop's", run["ratio"], "ratio", "at least", RATE_AIM),
-        Figure("searches per second", run["per_s"], "1/s"),
-        Figure("psycopg loop", run["bare_per_s"], "1/s"),
-        Figure(f"searches per second, {_AT_ONCE} at a time", run["together_per_s"], "1/s"),
-        Figure("questions answered by the 10 nearest", run["answered_nearest"], "part"),
-        Figure("questions answered by the 10 with most of their words", run["answered_words"], "part"),
-        Figure("questions answered by the 10 best of both", run["answered_fused"], "part"),
-        Figure("loading", run["load_s"], "s"),
-        Figure("building indexes", run["build_s"], "s"),
-        Figure("disk", run["disk_mb"], "MB"),
-    )

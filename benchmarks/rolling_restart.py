@@ -9,25 +9,23 @@ between the first SIGTERM and the last consumer's partitions; latency is that of
 compared with the same load on the same consumers just before.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from confluent_kafka.admin import AdminClient
 
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.faults.rig import Member, members
-from benchmarks.load import LoadGenerator, Offered, plan
-from benchmarks.observed import Observed, latency_percentile_ms, submitted_within
+from benchmarks.cluster import BenchStack, cluster, wait_until
+from benchmarks.faults.rig import members
+from benchmarks.load import WARM_UP_S, LoadGenerator, Observed, Offered, latency_percentile_ms, plan, submitted_within
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import Interval, least_within
-from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, fixed_batch_engine
-from benchmarks.trace import TraceRow, TraceSampler
-from benchmarks.waiting import wait_until
-from deploy.local.services import Service
+from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher, fixed_batch_engine
+from benchmarks.trace import TraceSampler
 from fairlane.clock import now_ms
 from fairlane.kafka_config import connection
 from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
+from producers.replay.trace import TraceRow
 
 NAME = "rolling-restart"
 CALM_S = 30.0
@@ -40,7 +38,6 @@ WINDOW_MS = 1_000
 AIM_THROUGHPUT, AIM_P99 = 0.5, 3.0
 _PARTITIONS = 6
 _TENANTS = ("acme", "globex", "initech")
-_WARM_UP_S = 5.0
 _LONGEST_RESTART_S = 60.0
 _TIMEOUT_MS = 120_000
 _ANSWER_TIMEOUT_S = 60.0
@@ -50,81 +47,75 @@ _EQUAL = (TraceRow(0.0, 50, 20), TraceRow(1.0, 50, 20))
 """All requests cost the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Restart:
-    """One consumer's, in seconds from its SIGTERM."""
-
-    consumer: str
-    ended_s: float
-    owned_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """What tenants saw in a part of the run."""
-
-    interval: Interval
-    requests: int
-    p50_ms: float
-    p99_ms: float
-    replies_per_s: float
-    least_in_window: int
-
-    @property
-    def least_part(self) -> float:
-        """Replies in the worst window, divided by what is usual in one."""
-        return self.least_in_window / (self.replies_per_s * WINDOW_MS / 1000)
-
-
 def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
     """Restart these, one after the other, after so many seconds without any restart."""
     services = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), UNBOUNDED),
-        *(Service(name, ("-m", "inference_consumers", "--pool", POOL), _ENGINE) for name in CONSUMERS),
+        dispatcher(env=UNBOUNDED),
+        *(consumer(number, _ENGINE) for number in range(1, len(CONSUMERS) + 1)),
     ]
     tenants = [{"tenant": tenant, **UNBOUNDED_TENANT} for tenant in _TENANTS]
     partitions = {priority_topic(POOL, priority): _PARTITIONS for priority in Priority}
-    seconds = _WARM_UP_S + calm_s + _LONGEST_RESTART_S * len(consumers)
+    seconds = WARM_UP_S + calm_s + _LONGEST_RESTART_S * len(consumers)
     with (
         cluster(services, tenants=tenants, partitions=partitions) as running,
         LoadGenerator(running.settings, _TENANTS) as load,
     ):
-        group = _Group(running)
-        wait_until(lambda: group.shared_by(CONSUMERS), _LONGEST_RESTART_S, "partitions for every consumer")
-        load.start(plan(_offered(), seconds, TraceSampler(_EQUAL, _SEED, scale=1.0)))
-        calm_from_ms = load.started_at_ms + round(_WARM_UP_S * 1000)
-        calm = (calm_from_ms, calm_from_ms + round(calm_s * 1000))
-        wait_until(lambda: now_ms() >= calm[1], _WARM_UP_S + calm_s + 10, "the end of the calm")
-        restarts = [_restart(running, group, name) for name in consumers]
-        restless = (calm[1], now_ms())
+        admin, group = AdminClient(connection(running.settings)), pool_group(running.settings.group_prefix, POOL)
+        wait_until(lambda: _ids(admin, group), _LONGEST_RESTART_S, "partitions for every consumer")
+        rate = LOAD * len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS / len(_TENANTS)
+        offered = [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]
+        load.start(plan(offered, seconds, TraceSampler(_EQUAL, _SEED, scale=1.0)))
+        calm_interval = load.interval(calm_s)
+        wait_until(lambda: now_ms() >= calm_interval[1], WARM_UP_S + calm_s + 10, "the end of the calm")
+        restarts = {name: _restart(running, partial(_ids, admin, group), name) for name in consumers}
+        restless_interval = (calm_interval[1], now_ms())
         load.cut()
         load.wait_published(_ANSWER_TIMEOUT_S)
         load.wait_answered(_ANSWER_TIMEOUT_S)
-        return _result(load.observed(), calm, restless, restarts, load.checked_lag_ms())
+        observed, lag_ms = load.observed(), load.checked_lag_ms()
+    calm, restless = _phase(observed, calm_interval), _phase(observed, restless_interval)
+    unserved = sum(not one.served for one in observed)
+    least, least_calm = (phase["least_in_window"] / calm["replies_per_window"] for phase in (restless, calm))
+    p99_ratio = restless["p99_ms"] / calm["p99_ms"]
+    ended_s, owned_s = zip(*restarts.values(), strict=True)
+    return Result(
+        NAME,
+        (
+            Figure("requests that were not served", unserved, "", "at most", 0),
+            Figure("replies in the worst second divided by the calm mean", least, "ratio", "at least", AIM_THROUGHPUT),
+            Figure("the same in the calm", least_calm, "ratio"),
+            Figure("p99 divided by the calm p99", p99_ratio, "ratio", "at most", AIM_P99),
+            Figure("calm p99", calm["p99_ms"], "ms"),
+            Figure("p99", restless["p99_ms"], "ms"),
+            Figure("calm p50", calm["p50_ms"], "ms"),
+            Figure("p50", restless["p50_ms"], "ms"),
+            Figure("requests", len(observed), ""),
+            Figure("of these published while consumers were restarted", restless["requests"], ""),
+            Figure("longest end", max(ended_s), "s"),
+            Figure("longest restart, until it owned partitions", max(owned_s), "s"),
+        ),
+        (
+            {
+                **{f"{name}_ended_s": ended for name, (ended, _) in restarts.items()},
+                **{f"{name}_owned_s": owned for name, (_, owned) in restarts.items()},
+                "generator_lag_ms": lag_ms,
+            },
+        ),
+    )
 
 
-class _Group:
-    """The pool's group, by the broker's word."""
-
-    def __init__(self, running: Cluster) -> None:
-        self._admin = AdminClient(connection(running.settings))
-        self._name = pool_group(running.settings.group_prefix, POOL)
-
-    def members(self) -> dict[str, Member]:
-        return {member.name: member for member in members(self._admin, self._name)}
-
-    def shared_by(self, names: Sequence[str], but_not: str = "") -> bool:
-        """Whether these have equally many of all partitions; ``but_not`` is the id of a former member."""
-        found = self.members()
-        each = len(Priority) * _PARTITIONS // len(names)
-        return found.keys() == set(names) and all(
-            len(member.partitions) == each and member.member_id != but_not for member in found.values()
-        )
+def _ids(admin: AdminClient, group: str) -> dict[str, str]:
+    """By the broker's word, the member id of each consumer; empty unless all have equally many of all partitions."""
+    found = members(admin, group)
+    each = len(Priority) * _PARTITIONS // len(CONSUMERS)
+    shared = len(found) == len(CONSUMERS) and all(len(member.partitions) == each for member in found)
+    return {member.name: member.member_id for member in found} if shared else {}
 
 
-def _restart(running: Cluster, group: _Group, name: str) -> Restart:
+def _restart(running: BenchStack, ids: Callable[[], Mapping[str, str]], name: str) -> tuple[float, float]:
+    """Seconds from SIGTERM to the end of a consumer, and until it owned partitions again."""
     supervisor = running.stack.supervisor
-    before, pid = group.members()[name], supervisor.process(name).pid
+    before, pid = ids()[name], supervisor.process(name).pid
     asked_at_ms = now_ms()
     supervisor.restart(name)
     wait_until(lambda: supervisor.process(name).pid != pid, _LONGEST_RESTART_S, f"the end of {name}")
@@ -132,70 +123,19 @@ def _restart(running: Cluster, group: _Group, name: str) -> Restart:
     status = supervisor.process(name).last_exit
     if status != 0:
         raise RuntimeError(f"{name} ended with {status} on SIGTERM")
-    wait_until(
-        lambda: group.shared_by(CONSUMERS, but_not=before.member_id), _LONGEST_RESTART_S, f"partitions for {name}"
-    )
-    return Restart(name, (ended_at_ms - asked_at_ms) / 1000, (now_ms() - asked_at_ms) / 1000)
+    wait_until(lambda: ids().get(name, before) != before, _LONGEST_RESTART_S, f"partitions for {name}")
+    return (ended_at_ms - asked_at_ms) / 1000, (now_ms() - asked_at_ms) / 1000
 
 
-def _offered() -> list[Offered]:
-    capacity_per_s = len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS
-    rate = LOAD * capacity_per_s / len(_TENANTS)
-    return [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]
-
-
-def _phase(observed: Sequence[Observed], interval: Interval, usual_per_s: float | None = None) -> Phase:
+def _phase(observed: Sequence[Observed], interval: Interval) -> dict[str, float]:
+    """What tenants saw in a part of the run."""
     start, end = interval
     mine = submitted_within(observed, interval)
     seen = [one.seen_at_ms for one in observed if one.served]
-    per_s = sum(start <= at < end for at in seen) / (end - start) * 1000
-    return Phase(
-        interval,
-        len(mine),
-        latency_percentile_ms(mine, 0.5),
-        latency_percentile_ms(mine, 0.99),
-        per_s if usual_per_s is None else usual_per_s,
-        least_within(seen, interval, WINDOW_MS),
-    )
-
-
-def _result(
-    observed: Sequence[Observed],
-    calm_interval: Interval,
-    restless_interval: Interval,
-    restarts: Sequence[Restart],
-    lag_ms: float,
-) -> Result:
-    calm = _phase(observed, calm_interval)
-    restless = _phase(observed, restless_interval, calm.replies_per_s)
-    unserved = sum(not one.served for one in observed)
-    return Result(
-        NAME,
-        (
-            Figure("requests that were not served", unserved, "", "at most", 0),
-            Figure(
-                "replies in the worst second divided by the calm mean",
-                restless.least_part,
-                "ratio",
-                "at least",
-                AIM_THROUGHPUT,
-            ),
-            Figure("the same in the calm", calm.least_part, "ratio"),
-            Figure("p99 divided by the calm p99", restless.p99_ms / calm.p99_ms, "ratio", "at most", AIM_P99),
-            Figure("calm p99", calm.p99_ms, "ms"),
-            Figure("p99", restless.p99_ms, "ms"),
-            Figure("calm p50", calm.p50_ms, "ms"),
-            Figure("p50", restless.p50_ms, "ms"),
-            Figure("requests", len(observed), ""),
-            Figure("of these published while consumers were restarted", restless.requests, ""),
-            Figure("longest end", max(one.ended_s for one in restarts), "s"),
-            Figure("longest restart, until it owned partitions", max(one.owned_s for one in restarts), "s"),
-        ),
-        (
-            {
-                **{f"{one.consumer}_ended_s": one.ended_s for one in restarts},
-                **{f"{one.consumer}_owned_s": one.owned_s for one in restarts},
-                "generator_lag_ms": lag_ms,
-            },
-        ),
-    )
+    return {
+        "requests": len(mine),
+        "p50_ms": latency_percentile_ms(mine, 0.5),
+        "p99_ms": latency_percentile_ms(mine, 0.99),
+        "replies_per_window": sum(start <= at < end for at in seen) / (end - start) * WINDOW_MS,
+        "least_in_window": least_within(seen, interval, WINDOW_MS),
+    }

@@ -16,7 +16,7 @@ Interval = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
+class ServedRequest:
     """A request that was served."""
 
     at_ms: int
@@ -24,13 +24,13 @@ class Completion:
     cost_tokens: float
 
 
-def within(completions: Sequence[Completion], interval: Interval) -> list[Completion]:
+def within(completions: Sequence[ServedRequest], interval: Interval) -> list[ServedRequest]:
     """What completed in the interval, in order of time."""
     start, end = interval
     return sorted((one for one in completions if start <= one.at_ms < end), key=lambda one: one.at_ms)
 
 
-def served_tokens(completions: Sequence[Completion], tenants: Sequence[str]) -> dict[str, float]:
+def served_tokens(completions: Sequence[ServedRequest], tenants: Sequence[str]) -> dict[str, float]:
     """Cost tokens by tenant, of all these tenants."""
     totals = dict.fromkeys(tenants, 0.0)
     for one in completions:
@@ -39,32 +39,28 @@ def served_tokens(completions: Sequence[Completion], tenants: Sequence[str]) -> 
     return totals
 
 
-def largest_gap(completions: Sequence[Completion], weights: Mapping[str, float]) -> float:
+def largest_gap(completions: Sequence[ServedRequest], weights: Mapping[str, float]) -> float:
     """The largest difference of normalised service between any two tenants over any part of the time covered.
 
     Args:
         completions: of an interval in which all these tenants stay backlogged, in order of time.
         weights: by tenant; who is not in it is left out.
     """
-    by_tenant: dict[str, list[Completion]] = {tenant: [] for tenant in weights}
+    by_tenant: dict[str, list[ServedRequest]] = {tenant: [] for tenant in weights}
     for one in completions:
         if one.tenant in by_tenant:
             by_tenant[one.tenant].append(one)
-    pairs = combinations(weights, 2)
-    return max((_gap_of_pair(by_tenant, weights, first, second) for first, second in pairs), default=0.0)
-
-
-def _gap_of_pair(
-    by_tenant: Mapping[str, Sequence[Completion]], weights: Mapping[str, float], first: str, second: str
-) -> float:
-    both = sorted((*by_tenant[first], *by_tenant[second]), key=lambda one: one.at_ms)
-    difference = lowest = highest = 0.0
-    # What completes in the same millisecond, as the items of a batch do, has no order.
-    for _, together in groupby(both, key=lambda one: one.at_ms):
-        for one in together:
-            difference += one.cost_tokens / weights[one.tenant] * (1 if one.tenant == first else -1)
-        lowest, highest = min(lowest, difference), max(highest, difference)
-    return highest - lowest
+    largest = 0.0
+    for first, second in combinations(weights, 2):
+        both = sorted((*by_tenant[first], *by_tenant[second]), key=lambda one: one.at_ms)
+        difference = lowest = highest = 0.0
+        # What completes in the same millisecond, as the items of a batch do, has no order.
+        for _, together in groupby(both, key=lambda one: one.at_ms):
+            for one in together:
+                difference += one.cost_tokens / weights[one.tenant] * (1 if one.tenant == first else -1)
+            lowest, highest = min(lowest, difference), max(highest, difference)
+        largest = max(largest, highest - lowest)
+    return largest
 
 
 def largest_share_error(served: Mapping[str, float], weights: Mapping[str, float]) -> float:
@@ -73,25 +69,6 @@ def largest_share_error(served: Mapping[str, float], weights: Mapping[str, float
     if not total:
         return math.inf
     return max(abs(served[tenant] / total / (weights[tenant] / weight) - 1) for tenant in weights)
-
-
-def restored_after_ms(
-    completions: Sequence[Completion], weights: Mapping[str, float], interval: Interval, bound_tokens: float
-) -> int:
-    """Milliseconds into the interval from which on no difference is above the bound any more.
-
-    The whole interval's length when that never happens. Found by bisection: dropping the beginning of an interval
-    never makes its largest difference larger.
-    """
-    start, end = interval
-    low, high = start, end
-    while low < high:
-        middle = (low + high) // 2
-        if largest_gap(within(completions, (middle, end)), weights) <= bound_tokens:
-            high = middle
-        else:
-            low = middle + 1
-    return low - start
 
 
 def longest_common_wait(waits: Mapping[str, Sequence[Interval]], interval: Interval) -> Interval:
@@ -113,11 +90,15 @@ def longest_common_wait(waits: Mapping[str, Sequence[Interval]], interval: Inter
                 break
         if covered < end:
             breaks.append((covered, end))
+
+    def length(one: Interval) -> int:
+        return one[1] - one[0]
+
     longest, free_from = (start, start), start
     for begin, stop in sorted((begin, stop) for begin, stop in breaks if begin < end):
-        longest = max(longest, (free_from, begin), key=_length)
+        longest = max(longest, (free_from, begin), key=length)
         free_from = max(free_from, stop)
-    return max(longest, (free_from, end), key=_length)
+    return max(longest, (free_from, end), key=length)
 
 
 def percentile(values: Sequence[float], part: float) -> float:
@@ -145,7 +126,3 @@ def jain_index(values: Sequence[float]) -> float:
     """1 when all are equal, 1/n when one has everything (Jain, Chiu and Hawe, 1984)."""
     squares = sum(value * value for value in values)
     return math.nan if not squares else sum(values) ** 2 / (len(values) * squares)
-
-
-def _length(interval: Interval) -> int:
-    return interval[1] - interval[0]

@@ -14,17 +14,18 @@ modules; what the log carries between them is handed over after its delay on a r
 """
 
 import random
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
-from itertools import accumulate, chain, combinations, groupby
+from itertools import accumulate, chain, combinations, count, groupby
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 from benchmarks.result import Bound, Figure, Result
-from benchmarks.service_curve import Completion, Interval, largest_gap, percentile, within
+from benchmarks.service_curve import Interval, ServedRequest, largest_gap, percentile, within
 from benchmarks.simulated_pool import capacity_report
 from benchmarks.trace import RequestSize, load_trace
 from fairlane.names import priority_topic, requests_topic
@@ -87,9 +88,9 @@ class Observations:
             without a break since the sample before or since it began to wait.
     """
 
-    completions: dict[str, list[Completion]] = field(default_factory=lambda: {name: [] for name in Priority})
-    dispatches: dict[str, list[Completion]] = field(default_factory=lambda: {name: [] for name in Priority})
-    latencies_ms: dict[str, list[int]] = field(default_factory=lambda: {name: [] for name in Priority})
+    completions: dict[str, list[ServedRequest]] = field(default_factory=lambda: defaultdict(list))
+    dispatches: dict[str, list[ServedRequest]] = field(default_factory=lambda: defaultdict(list))
+    latencies_ms: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
     offered: int = 0
     shed: Counter[str] = field(default_factory=Counter)
     late: int = 0
@@ -98,94 +99,85 @@ class Observations:
     backlogged: dict[tuple[str, str], list[tuple[int, bool]]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
 class Simulation:
     """One run. Consumers take whole micro-batches in the order of their partition, at a fixed rate."""
 
-    policy: Policy
-    tenants: Mapping[str, TenantSpec]
-    fleet: ConsumerFleet
-    sampled: Sequence[str] = ()
-    seen: Observations = field(default_factory=Observations)
-    _events: list[tuple[int, int, str, object]] = field(default_factory=list)
-    _number: int = 0
-    _offsets: Counter[tuple[str, int]] = field(default_factory=Counter)
-    _queues: list[deque[tuple[SimulatedRequest, WorkId]]] = field(default_factory=list)
-    _busy: list[bool] = field(default_factory=list)
-    _emptied: set[tuple[str, str]] = field(default_factory=set)
-    """Of the sampled ones, those that had nothing waiting at some time since the last sample."""
-    _scheduler: Scheduler[SimulatedRequest] = field(init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self, policy: Policy, tenants: Mapping[str, TenantSpec], fleet: ConsumerFleet, sampled: Sequence[str] = ()
+    ) -> None:
+        """``sampled``: the tenants whose dispatches and backlog are observed."""
+        self._fleet = fleet
+        self._seen = Observations(backlogged={(tenant, name): [] for tenant in sampled for name in Priority})
+        self._events: list[tuple[int, int, Callable[[Any, int], None], Any]] = []
+        self._numbers = count()
+        self._offsets: Counter[tuple[str, int]] = Counter()
+        self._queues: list[deque[tuple[SimulatedRequest, WorkId]]] = [deque() for _ in range(fleet.consumers)]
+        self._busy = [False] * fleet.consumers
+        self._emptied: set[tuple[str, str]] = set()
+        """Of the sampled ones, those that had nothing waiting at some time since the last sample."""
         in_flight = InFlight(_DISPATCHER)
         for priority_class in Priority:
-            in_flight.set_partitions(priority_topic(POOL, priority_class), self.fleet.consumers)
-        policy = SchedulerPolicy(
-            self.policy, AdmissionPolicy(max_waiting_requests=50_000, max_waiting_bytes=2**30), target_queue_ms=100.0
+            in_flight.set_partitions(priority_topic(POOL, priority_class), fleet.consumers)
+        admission = AdmissionPolicy(max_waiting_requests=50_000, max_waiting_bytes=2**30)
+        scheduler_policy = SchedulerPolicy(policy, admission, target_queue_ms=100.0)
+        self._scheduler: Scheduler[SimulatedRequest] = Scheduler(
+            scheduler_policy, CapacityBoard(), in_flight, Fleet(_DISPATCHER)
         )
-        self._scheduler = Scheduler(policy, CapacityBoard(), in_flight, Fleet(_DISPATCHER))
-        self._scheduler.set_tenants(self.tenants)
-        self._queues = [deque() for _ in range(self.fleet.consumers)]
-        self._busy = [False] * self.fleet.consumers
-        self.seen.backlogged = {(tenant, name): [] for tenant in self.sampled for name in Priority}
+        self._scheduler.set_tenants(tenants)
 
     def run(self, requests: Iterator[SimulatedRequest], until_ms: int) -> Observations:
         """Everything that is submitted before ``until_ms``, in order of time, and what becomes of it until then."""
-        for number in range(self.fleet.consumers):
-            self._at(0, "report", number)
-        self._at(_SWEEP_EVERY_MS, "sweep", None)
+        for number in range(self._fleet.consumers):
+            self._at(0, self._on_report, number)
+        self._at(_SWEEP_EVERY_MS, self._on_sweep, None)
         upcoming = next(requests, None)
         while True:
             now_ms = self._events[0][0]
             if upcoming is not None and upcoming.submitted_at_ms <= now_ms:
                 if upcoming.submitted_at_ms >= until_ms:
-                    return self.seen
+                    return self._seen
                 self._arrive(upcoming)
                 upcoming = next(requests, None)
                 continue
             if now_ms >= until_ms:
-                return self.seen
-            _, _, kind, what = heappop(self._events)
-            getattr(self, f"_on_{kind}")(what, now_ms)
+                return self._seen
+            _, _, event, what = heappop(self._events)
+            event(what, now_ms)
 
-    def _at(self, at_ms: int, kind: str, what: object) -> None:
-        self._number += 1
-        heappush(self._events, (at_ms, self._number, kind, what))
+    def _at(self, at_ms: int, event: Callable[[Any, int], None], what: object) -> None:
+        heappush(self._events, (at_ms, next(self._numbers), event, what))
 
     def _arrive(self, request: SimulatedRequest) -> None:
         now_ms = request.submitted_at_ms
-        self.seen.offered += 1
+        self._seen.offered += 1
         load, _ = self._scheduler.predict(request)
         verdict = self._scheduler.judge(request, load, now_ms)
         if isinstance(verdict, Shed):
-            self.seen.shed[verdict.code] += 1
+            self._seen.shed[verdict.code] += 1
             return
         self._scheduler.push(request)
         self._dispatch(now_ms)
 
     def _dispatch(self, now_ms: int) -> None:
         for turn in self._scheduler.turns(now_ms):
-            if (turn.item.tenant, turn.item.priority_class) in self.seen.backlogged:
-                self._left(turn, now_ms)
+            request = turn.item
+            if (request.tenant, request.priority_class) in self._seen.backlogged:
+                queues = {name: queue for name, queue, *_ in self._scheduler.pool_views()}
+                if not queues[request.pool].waiting(request.tenant, request.priority_class).requests:
+                    self._emptied.add((request.tenant, request.priority_class))
+                if not turn.is_late:
+                    dispatch = ServedRequest(now_ms, request.tenant, request.cost_tokens)
+                    self._seen.dispatches[request.priority_class].append(dispatch)
             if turn.is_late:
-                self._late(turn.item, now_ms)
+                self._late(request, now_ms)
             else:
-                self._at(now_ms + _LOG_DELAY_MS, "read_back", turn)
-
-    def _left(self, turn: Turn[SimulatedRequest], now_ms: int) -> None:
-        request = turn.item
-        queues = {name: queue for name, queue, *_ in self._scheduler.pool_views()}
-        if not queues[request.pool].waiting(request.tenant, request.priority_class).requests:
-            self._emptied.add((request.tenant, request.priority_class))
-        if not turn.is_late:
-            dispatch = Completion(now_ms, request.tenant, request.cost_tokens)
-            self.seen.dispatches[request.priority_class].append(dispatch)
+                self._at(now_ms + _LOG_DELAY_MS, self._on_read_back, turn)
 
     def _late(self, request: SimulatedRequest, now_ms: int) -> None:
         if now_ms > request.deadline_at_ms:
-            self.seen.expired += 1
+            self._seen.expired += 1
         else:
-            self.seen.shed["deadline_unmeetable"] += 1
+            self._seen.shed["deadline_unmeetable"] += 1
 
     def _on_read_back(self, turn: Turn[SimulatedRequest], now_ms: int) -> None:
         request = turn.item
@@ -206,27 +198,29 @@ class Simulation:
         tokens = batch[0][0].cost_tokens
         while (
             queue
-            and len(batch) < self.fleet.max_batch_items
-            and tokens + queue[0][0].cost_tokens <= self.fleet.max_batch_tokens
+            and len(batch) < self._fleet.max_batch_items
+            and tokens + queue[0][0].cost_tokens <= self._fleet.max_batch_tokens
         ):
             batch.append(queue.popleft())
             tokens += batch[-1][0].cost_tokens
         self._busy[consumer] = True
-        self._at(now_ms + max(1, round(1000 * tokens / self.fleet.tokens_per_s)), "batch_done", (consumer, batch))
+        self._at(
+            now_ms + max(1, round(1000 * tokens / self._fleet.tokens_per_s)), self._on_batch_done, (consumer, batch)
+        )
 
     def _on_batch_done(self, what: tuple[int, list[tuple[SimulatedRequest, WorkId]]], now_ms: int) -> None:
         consumer, batch = what
         self._busy[consumer] = False
         self._start(consumer, now_ms)
         for request, work in batch:
-            completion = Completion(now_ms, request.tenant, request.cost_tokens)
-            self.seen.completions[request.priority_class].append(completion)
-            self.seen.latencies_ms[request.priority_class].append(now_ms - request.submitted_at_ms)
+            completion = ServedRequest(now_ms, request.tenant, request.cost_tokens)
+            self._seen.completions[request.priority_class].append(completion)
+            self._seen.latencies_ms[request.priority_class].append(now_ms - request.submitted_at_ms)
             if now_ms <= request.deadline_at_ms:
-                self.seen.in_time_tokens += request.cost_tokens
+                self._seen.in_time_tokens += request.cost_tokens
             else:
-                self.seen.late += 1
-            self._at(now_ms + _LOG_DELAY_MS, "settled", (request, work))
+                self._seen.late += 1
+            self._at(now_ms + _LOG_DELAY_MS, self._on_settled, (request, work))
 
     def _on_settled(self, what: tuple[SimulatedRequest, WorkId], now_ms: int) -> None:
         request, work = what
@@ -238,11 +232,11 @@ class Simulation:
         self._dispatch(now_ms)
 
     def _on_report(self, consumer: int, now_ms: int) -> None:
-        fleet = self.fleet
+        fleet = self._fleet
         sizes = (fleet.tokens_per_s, fleet.max_batch_items, fleet.max_batch_tokens)
         report = capacity_report(f"consumer-{consumer}", POOL, "simulated", *sizes, now_ms)
         self._scheduler.capacity.report(report, now_ms)
-        self._at(now_ms + _REPORT_EVERY_MS, "report", consumer)
+        self._at(now_ms + _REPORT_EVERY_MS, self._on_report, consumer)
 
     def _on_sweep(self, _what: object, now_ms: int) -> None:
         self._scheduler.refresh(now_ms)
@@ -250,11 +244,11 @@ class Simulation:
             self._late(request, now_ms)
         self._dispatch(now_ms)
         for _, queue, *_ in self._scheduler.pool_views():
-            for (tenant, priority_class), samples in self.seen.backlogged.items():
+            for (tenant, priority_class), samples in self._seen.backlogged.items():
                 waits = queue.waiting(tenant, priority_class).requests > 0
                 samples.append((now_ms, waits and (tenant, priority_class) not in self._emptied))
         self._emptied.clear()
-        self._at(now_ms + _SWEEP_EVERY_MS, "sweep", None)
+        self._at(now_ms + _SWEEP_EVERY_MS, self._on_sweep, None)
 
 
 def claim_of(tenant: str, number: int) -> Claim:
@@ -301,42 +295,33 @@ def run(
     names, demand = zipf_tenants(tenants, _ZIPF_EXPONENT, SEED)
     specs = {name: TenantSpec(name, weight=float(1 + index % 2)) for index, name in enumerate(names)}
     busiest = names[:_SHOWN_TENANTS]
-    offered_per_s = _offered_tokens(seconds, scale_up) / seconds
-    fleet = ConsumerFleet(consumers, offered_per_s / OVERLOAD / consumers, 2, 8_192)
-    largest_request = max(size.cost_tokens for _, size in _sizes(seconds, scale_up))
+    costs = [size.cost_tokens for _, size in _sizes(seconds, scale_up)]
+    fleet = ConsumerFleet(consumers, sum(costs) / seconds / OVERLOAD / consumers, 2, 8_192)
+    largest_request = max(costs)
     figures: list[Figure] = []
-    gaps: dict[Policy, Gap] = {}
+    gaps: dict[Policy, float] = {}
     seen: dict[Policy, Observations] = {}
     for policy in _POLICIES:
         simulation = Simulation(policy, specs, fleet, busiest)
         seen[policy] = simulation.run(_requests(names, demand, seconds, scale_up), round(seconds * 1000))
-        gaps[policy] = _gap(seen[policy].dispatches, seen[policy], specs, largest_request)
-        at_completion = _gap(seen[policy].completions, seen[policy], specs, largest_request)
+        gaps[policy], of_bound = _gap(seen[policy].dispatches, seen[policy], specs, largest_request)
+        at_completion, _ = _gap(seen[policy].completions, seen[policy], specs, largest_request)
         # The bound is drr's; the others are only compared with it.
         aim: tuple[Bound | None, float | None] = ("at most", 1.0) if policy == "drr" else (None, None)
         figures += [
-            Figure(f"{policy}: gap at dispatch", gaps[policy].tokens, "tokens"),
-            Figure(f"{policy}: gap at dispatch divided by drr's bound", gaps[policy].of_bound, "ratio", *aim),
-            Figure(f"{policy}: gap at completion, with what is in flight", at_completion.tokens, "tokens"),
+            Figure(f"{policy}: gap at dispatch", gaps[policy], "tokens"),
+            Figure(f"{policy}: gap at dispatch divided by drr's bound", of_bound, "ratio", *aim),
+            Figure(f"{policy}: gap at completion, with what is in flight", at_completion, "tokens"),
         ]
         figures += _figures(policy, seen[policy], fleet, seconds)
     bound = service_gap_bound(DEFAULT_QUANTUM_TOKENS, largest_request, 1, 1)
     figures.append(Figure("drr's bound of the gap at dispatch, weights 1 and 1", bound, "tokens"))
-    of_fifo = gaps["drr"].tokens / gaps["fifo"].tokens if gaps["fifo"].tokens else 1.0
+    of_fifo = gaps["drr"] / gaps["fifo"] if gaps["fifo"] else 1.0
     figures.append(Figure("gap at dispatch, drr divided by fifo", of_fifo, "ratio"))
     figures.append(Figure("wall time", monotonic() - started, "s", "at most", 120))
     if plot is not None:
         draw(plot, seen, busiest, specs, seconds)
     return Result(NAME, tuple(figures), ({figure.name: figure.value for figure in figures},))
-
-
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The largest difference of normalised service, and the largest of a difference divided by drr's bound for the same
-    two tenants."""
-
-    tokens: float
-    of_bound: float
 
 
 def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: float) -> list[Figure]:
@@ -352,10 +337,11 @@ def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: 
 
 
 def _gap(
-    served: Mapping[str, Sequence[Completion]], seen: Observations, specs: Mapping[str, TenantSpec], largest: float
-) -> Gap:
-    """Between any two of the busiest tenants within a class, over any time in which both had something of that class
-    waiting without a break. ``served`` by class, at dispatch or at completion; ``largest``: cost of a request."""
+    served: Mapping[str, Sequence[ServedRequest]], seen: Observations, specs: Mapping[str, TenantSpec], largest: float
+) -> tuple[float, float]:
+    """The largest difference of normalised service between any two of the busiest tenants within a class, over any
+    time in which both had something of that class waiting without a break; and the largest of a difference divided by
+    drr's bound for the same two. ``served`` by class, at dispatch or at completion; ``largest``: cost of a request."""
     widest = of_bound = 0.0
     for (first, first_class), (second, second_class) in combinations(seen.backlogged, 2):
         if first_class != second_class:
@@ -366,7 +352,7 @@ def _gap(
         gap = max((largest_gap(within(both, interval), weights) for interval in waits), default=0.0)
         bound = service_gap_bound(DEFAULT_QUANTUM_TOKENS, largest, *weights.values())
         widest, of_bound = max(widest, gap), max(of_bound, gap / bound)
-    return Gap(widest, of_bound)
+    return widest, of_bound
 
 
 def _common_waits(first: Sequence[tuple[int, bool]], second: Sequence[tuple[int, bool]]) -> Iterator[Interval]:
@@ -386,10 +372,6 @@ def _sizes(seconds: float, scale_up: int) -> Iterator[tuple[float, RequestSize]]
         gap_s = (seconds if following is None else following.arrived_at_s) - row.arrived_at_s
         for copy in range(scale_up):
             yield row.arrived_at_s + gap_s * copy / scale_up, RequestSize(row.context_tokens, row.generated_tokens)
-
-
-def _offered_tokens(seconds: float, scale_up: int) -> int:
-    return sum(size.cost_tokens for _, size in _sizes(seconds, scale_up))
 
 
 def _requests(
@@ -427,8 +409,10 @@ def draw(
     for panel, (policy, observed) in zip(panels, seen.items(), strict=True):
         completions = sorted(chain.from_iterable(observed.completions.values()), key=lambda one: one.at_ms)
         for rank, tenant in enumerate(shown, 1):
-            times, totals = _curve(completions, tenant)
-            panel.plot(times, totals, label=f"#{rank} by demand, weight {specs[tenant].weight:g}", linewidth=1.2)
+            own = [one for one in completions if one.tenant == tenant]
+            totals = [total / 1e6 for total in accumulate(one.cost_tokens for one in own)]
+            minutes = [one.at_ms / 60_000 for one in own]
+            panel.plot(minutes, totals, label=f"#{rank} by demand, weight {specs[tenant].weight:g}", linewidth=1.2)
         panel.set_title(policy)
         panel.set_xlim(0, seconds / 60)
         panel.set_xlabel("minutes")
@@ -440,8 +424,3 @@ def draw(
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})
     pyplot.close(figure)
-
-
-def _curve(completions: Sequence[Completion], tenant: str) -> tuple[list[float], list[float]]:
-    own = [one for one in completions if one.tenant == tenant]
-    return [one.at_ms / 60_000 for one in own], [total / 1e6 for total in accumulate(one.cost_tokens for one in own)]

@@ -11,7 +11,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
 
 from confluent_kafka import Producer
 
@@ -23,12 +22,22 @@ from fairlane.outcomes import Health, Task
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 POOL = "generate"
 MODEL = "smollm2-135m-instruct"
-FairnessPolicy = Literal["drr", "vtc", "fifo"]
 _HELD_REQUESTS = 200_000
 _HELD_BYTES = 1 << 30
+
+
+def dispatcher(number: int = 1, env: Mapping[str, str] | None = None) -> Service:
+    """The service ``dispatcher-NUMBER``."""
+    return Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), env or {})
+
+
+def consumer(number: int = 1, env: Mapping[str, str] | None = None, pool: str = POOL) -> Service:
+    """The service ``consumer-NUMBER``."""
+    return Service(f"consumer-{number}", ("-m", "inference_consumers", "--pool", pool), env or {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,24 +61,16 @@ class SimulatedPool:
 
     def services(self) -> list[Service]:
         """The consumers."""
-        return [
-            Service(f"consumer-{POOL}-{number}", ("-m", "inference_consumers", "--pool", POOL), self.env)
-            for number in range(1, self.consumers + 1)
-        ]
+        return [consumer(number, self.env) for number in range(1, self.consumers + 1)]
 
     def requests_per_s(self, mean_cost_tokens: float) -> float:
         """How many requests of this mean size it serves."""
         return self.cost_tokens_per_s / mean_cost_tokens
 
 
-def dispatchers(policy: FairnessPolicy, count: int = 1, env: Mapping[str, str] | None = None) -> list[Service]:
+def dispatchers(policy: Policy, count: int = 1, env: Mapping[str, str] | None = None) -> list[Service]:
     """Dispatchers under a fairness policy."""
-    return [
-        Service(
-            f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), {"FAIRNESS_POLICY": policy, **(env or {})}
-        )
-        for number in range(1, count + 1)
-    ]
+    return [dispatcher(number, {"FAIRNESS_POLICY": policy, **(env or {})}) for number in range(1, count + 1)]
 
 
 UNBOUNDED = {"MAX_QUEUE_SIZE": str(_HELD_REQUESTS), "MAX_QUEUE_BYTES": str(_HELD_BYTES)}
@@ -84,24 +85,22 @@ def simulated_model(model: str, task: Task, pool: str, **limits: int) -> dict[st
     return {**entry, "limits": limits}
 
 
-NO_ENGINE_TIME = {"SIMULATED_PREFILL_TOKENS_PER_S": "inf", "SIMULATED_DECODE_TOKENS_PER_S": "inf"}
-INSTANT_SERVICES = (
-    Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-    Service(
-        f"consumer-{POOL}-1", ("-m", "inference_consumers", "--pool", POOL, "--engine", "simulated"), NO_ENGINE_TIME
-    ),
-)
+_NO_ENGINE_TIME = {
+    "ENGINE": "simulated",
+    "SIMULATED_PREFILL_TOKENS_PER_S": "inf",
+    "SIMULATED_DECODE_TOKENS_PER_S": "inf",
+}
+INSTANT_SERVICES = (dispatcher(), consumer(env=_NO_ENGINE_TIME))
 """A dispatcher and a consumer whose engine takes no time."""
 
 
 def fixed_batch_engine(batch_ms: float, batch_items: int) -> dict[str, str]:
     """Settings of a consumer whose batches all take the same time, whatever is in them."""
-    no_time_tokens_per_s = "1e12"
     return {
         "ENGINE": "simulated",
         "SIMULATED_BATCH_MS": str(batch_ms),
-        "SIMULATED_PREFILL_TOKENS_PER_S": no_time_tokens_per_s,
-        "SIMULATED_DECODE_TOKENS_PER_S": no_time_tokens_per_s,
+        "SIMULATED_PREFILL_TOKENS_PER_S": "1e12",
+        "SIMULATED_DECODE_TOKENS_PER_S": "1e12",
         "MAX_BATCH_SIZE": str(batch_items),
     }
 
@@ -110,7 +109,7 @@ _REPORT_EVERY_S = 0.25
 
 
 @contextmanager
-def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
+def open_window(settings: KafkaSettings) -> Iterator[None]:
     """Report the capacity of a consumer with more room than a benchmark sends, for benchmarks of the dispatcher alone.
 
     Without it the dispatcher's rate would be that of an empty window; with simulated consumers, theirs. The first
@@ -119,26 +118,24 @@ def open_window(settings: KafkaSettings, pool: str = POOL) -> Iterator[None]:
     producer = Producer(idempotent_producer(settings))
     stopping = threading.Event()
 
-    def report() -> None:
-        roomy = capacity_report("open-window", pool, MODEL, 1e9, 1_000_000, 1_000_000_000, now_ms())
-        producer.produce(CONTROL_CAPACITY, default_codec().encode(roomy), roomy.instance_id)
+    acknowledged = threading.Event()
 
     def keep_reporting() -> None:
         while not stopping.wait(_REPORT_EVERY_S):
-            report()
-            producer.poll(0)
+            roomy = capacity_report("open-window", POOL, MODEL, 1e9, 1_000_000, 1_000_000_000, now_ms())
+            producer.produce(CONTROL_CAPACITY, default_codec().encode(roomy), roomy.instance_id)
+            if not producer.flush(_REPORT_EVERY_S):
+                acknowledged.set()
 
-    report()
-    if producer.flush(10):
-        raise TimeoutError("a capacity report was not acknowledged within 10 s")
     thread = threading.Thread(target=keep_reporting, name="open-window", daemon=True)
     thread.start()
+    if not acknowledged.wait(10):
+        raise TimeoutError("a capacity report was not acknowledged within 10 s")
     try:
         yield
     finally:
         stopping.set()
         thread.join()
-        producer.flush(10)
 
 
 def capacity_report(

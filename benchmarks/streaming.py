@@ -4,19 +4,15 @@ The same prompts are asked one at a time, in turn: through client, dispatcher, c
 same engine in this process while the consumer's is idle.
 """
 
-import os
-from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks.cluster import cluster
+from benchmarks.cluster import cluster, shipped_engine, shipped_model
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from deploy.local.services import Service
+from benchmarks.simulated_pool import MODEL, consumer, dispatcher
 from fairlane import Client
-from fairlane.models import load_models
 from fairlane.records import Parameters, RequestInput
 from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
-from inference_consumers.engines.registry import create_engine
 
 NAME = "streaming"
 HOW = MEDIAN_OF_REPETITIONS
@@ -24,7 +20,6 @@ AIM_MS = 30.0
 PROMPTS = 20
 ANSWER_TOKENS = 8
 _TENANT = "acme"
-_MODEL = "smollm2-135m-instruct"
 _PROMPT = "The capital of the country with number {number} on the list is"
 
 
@@ -40,27 +35,22 @@ class _FirstText(Outcomes):
 
 def run() -> Result:
     """Three repetitions; in each the difference of the medians over the same prompts."""
-    [model] = [one for one in load_models(Path("deploy/models.yaml")) if one.model == _MODEL]
-    engine = create_engine(model, Path(".fairlane/models"), 0, device=os.environ.get("DEVICE", "auto"))
-    services = [
-        Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
-        Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),
-    ]
-    with cluster(services) as running:
-        engine.load()
-        servers = running.settings.kafka_bootstrap_servers
-        with Client(tenant=_TENANT, bootstrap_servers=servers) as client:
-            for number in range(3):
-                _through_ms(client, _PROMPT.format(number=-number))
+    model = shipped_model()
+    with (
+        cluster([dispatcher(), consumer(pool=model.pool)]) as running,
+        shipped_engine(model) as engine,
+        Client(_TENANT, settings=running.settings) as client,
+    ):
+        for number in range(3):
+            _through_ms(client, _PROMPT.format(number=-number))
 
-            def measure(repetition: int) -> dict[str, float]:
-                prompts = [_PROMPT.format(number=repetition * PROMPTS + number) for number in range(PROMPTS)]
-                pairs = [(_through_ms(client, prompt), _engine_ms(engine, prompt)) for prompt in prompts]
-                through, alone = median(pair[0] for pair in pairs), median(pair[1] for pair in pairs)
-                return {"through_ms": through, "engine_ms": alone, "added_ms": through - alone}
+        def measure(repetition: int) -> dict[str, float]:
+            prompts = [_PROMPT.format(number=repetition * PROMPTS + number) for number in range(PROMPTS)]
+            pairs = [(_through_ms(client, prompt), _engine_ms(engine, prompt)) for prompt in prompts]
+            through, alone = map(median, zip(*pairs, strict=True))
+            return {"through_ms": through, "engine_ms": alone, "added_ms": through - alone}
 
-            runs = repeated(measure)
-    engine.close()
+        runs = repeated(measure)
     return Result(
         NAME,
         (
@@ -74,7 +64,7 @@ def run() -> Result:
 
 def _through_ms(client: Client, prompt: str) -> float:
     started = perf_counter()
-    with client.stream(model=_MODEL, prompt=prompt, max_tokens=ANSWER_TOKENS) as stream:
+    with client.stream(model=MODEL, prompt=prompt, max_tokens=ANSWER_TOKENS) as stream:
         next(iter(stream))
         first_ms = (perf_counter() - started) * 1_000
         for _ in stream:

@@ -5,13 +5,15 @@ use the same dispatcher and a consumer whose simulated engine takes no time, so 
 the shared topic of the gateway's replies.
 """
 
-import http.client
 import json
+from collections.abc import Mapping
+from contextlib import closing
+from http.client import HTTPConnection
 from statistics import median
 from time import perf_counter
 from urllib.parse import urlsplit
 
-from benchmarks.cluster import HttpService, cluster
+from benchmarks.cluster import cluster
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.service_curve import percentile
 from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
@@ -26,6 +28,7 @@ _TENANT = "acme"
 _QUESTION = {"role": "user", "content": "What is the capital of France?"}
 _MAX_TOKENS = 16
 _PATH = "/v1/chat/completions"
+_BODY = json.dumps({"model": MODEL, "messages": [_QUESTION], "max_tokens": _MAX_TOKENS, "fairlane": {"cache": "none"}})
 _TIMEOUT_S = 60.0
 
 
@@ -34,16 +37,13 @@ def run() -> Result:
     with (
         cluster(INSTANT_SERVICES, parts=("kafka", "redis", "postgres"), tenants=(_TENANT,)) as running,
         running.gateway(_TENANT) as service,
-        Client(tenant=_TENANT, bootstrap_servers=running.settings.kafka_bootstrap_servers) as client,
-        _Chat(service) as chat,
+        Client(_TENANT, settings=running.settings) as client,
+        closing(HTTPConnection(urlsplit(service.url).netloc, timeout=_TIMEOUT_S)) as connection,
     ):
-        for _ in range(WARM_UP):
-            chat.ask_ms()
-            _sdk_ms(client)
 
-        def measure(_number: int) -> dict[str, float]:
-            pairs = [(chat.ask_ms(), _sdk_ms(client)) for _ in range(CALLS)]
-            over_http, sdk = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        def measure(_number: int, calls: int | None = None) -> dict[str, float]:
+            pairs = [(_http_ms(connection, service.headers), _sdk_ms(client)) for _ in range(calls or CALLS)]
+            over_http, sdk = zip(*pairs, strict=True)
             return {
                 "beyond_ms": median(over_http) - median(sdk),
                 "gateway_ms": median(over_http),
@@ -52,6 +52,7 @@ def run() -> Result:
                 "sdk_p99_ms": percentile(sdk, 0.99),
             }
 
+        measure(0, WARM_UP)
         runs = repeated(measure)
     return Result(
         NAME,
@@ -66,31 +67,16 @@ def run() -> Result:
     )
 
 
-class _Chat:
-    """Chat completions over one connection."""
-
-    def __init__(self, service: HttpService) -> None:
-        self._connection = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=_TIMEOUT_S)
-        self._headers = dict(service.headers)
-        body = {"model": MODEL, "messages": [_QUESTION], "max_tokens": _MAX_TOKENS, "fairlane": {"cache": "none"}}
-        self._body = json.dumps(body).encode()
-
-    def __enter__(self) -> "_Chat":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._connection.close()
-
-    def ask_ms(self) -> float:
-        """Raises RuntimeError: it was not answered."""
-        started_s = perf_counter()
-        self._connection.request("POST", _PATH, self._body, self._headers)
-        response = self._connection.getresponse()
-        answer = response.read()
-        took_ms = (perf_counter() - started_s) * 1_000
-        if response.status != 200:
-            raise RuntimeError(f"the gateway answered {response.status}: {answer[:200]!r}")
-        return took_ms
+def _http_ms(connection: HTTPConnection, headers: Mapping[str, str]) -> float:
+    """Raises RuntimeError: it was not answered."""
+    started_s = perf_counter()
+    connection.request("POST", _PATH, _BODY, dict(headers))
+    response = connection.getresponse()
+    answer = response.read()
+    took_ms = (perf_counter() - started_s) * 1_000
+    if response.status != 200:
+        raise RuntimeError(f"the gateway answered {response.status}: {answer[:200]!r}")
+    return took_ms
 
 
 def _sdk_ms(client: Client) -> float:

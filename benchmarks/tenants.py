@@ -5,13 +5,10 @@ group of its own. More partitions cost every Kafka consumer something: the dispa
 two programs' ratios.
 """
 
-from collections.abc import Sequence
-
-from benchmarks.cluster import Cluster, cluster
-from benchmarks.dispatch_rate import output_rate, publish_backlog
-from benchmarks.observed import ends_of
+from benchmarks.cluster import cluster
+from benchmarks.dispatch_rate import publish_backlog, rate_of
 from benchmarks.result import MEDIAN_OF_REPETITIONS, REPETITIONS, Figure, Result, median_of
-from benchmarks.simulated_pool import POOL, UNBOUNDED, open_window
+from benchmarks.simulated_pool import POOL, UNBOUNDED
 from deploy.local.services import Service
 from fairlane.names import backfill_topic, priority_topic, requests_topic
 from fairlane.outcomes import Priority
@@ -53,26 +50,21 @@ def run(repetitions: int = REPETITIONS, requests: int = REQUESTS, many: int = MA
 
 def _measure(count: int, repetitions: int, requests: int) -> tuple[dict[str, float], ...]:
     tenants = [f"tenant-{number:04}" for number in range(count)]
-    # In turn, so that whatever else the machine does hits both alike.
-    with cluster([], tenants=tenants, topics=(_BARE_TOPIC,), env=UNBOUNDED) as running:
-        publish_backlog(running.settings, tenants, requests)
-        return tuple(
-            {
-                "tenants": float(count),
-                **{f"{kind}_per_s": _rate(running, kind, tenants, requests, number) for kind in _OUTPUTS},
-            }
-            for number in range(repetitions)
-        )
-
-
-def _rate(running: Cluster, kind: str, tenants: Sequence[str], requests: int, number: int) -> float:
     topics = [topic for tenant in tenants for topic in (requests_topic(tenant), backfill_topic(tenant))]
     arguments = {
-        "bare": ("-m", "benchmarks.dispatch_baselines", "bare", *topics),
+        "bare": ("-m", "benchmarks.baselines", "bare", *topics),
         "fairlane": ("-m", "stream_processors.dispatcher"),
-    }[kind]
-    # A group that never committed, and nothing that remembers the requests of the last time.
-    env = {"GROUP_PREFIX": f"{NAME}-{number}"}
-    start = ends_of(running.settings, (_OUTPUTS[kind],))
-    with open_window(running.settings), running.service(Service(f"{kind}-{number}", arguments, env)):
-        return output_rate(running.settings, start, requests)
+    }
+    runs = []
+    with cluster([], tenants=tenants, topics=(_BARE_TOPIC,), env=UNBOUNDED) as running:
+        publish_backlog(running.settings, tenants, requests)
+        # In turn, so that whatever else the machine does hits both alike.
+        for number in range(repetitions):
+            # A group that never committed, and nothing that remembers the requests of the last time.
+            env = {"GROUP_PREFIX": f"{NAME}-{number}"}
+            rates = {
+                f"{kind}_per_s": rate_of(running, Service(f"{kind}-{number}", arguments[kind], env), output, requests)
+                for kind, output in _OUTPUTS.items()
+            }
+            runs.append({"tenants": float(count), **rates})
+    return tuple(runs)

@@ -14,8 +14,6 @@ from pathlib import Path
 
 from producers.replay.trace import PlanOptions, TraceRow, read_trace, tokens_of
 
-__all__ = ["MAX_CONTEXT_TOKENS", "SCALE", "TRACE_FILE", "RequestSize", "TraceRow", "TraceSampler", "load_trace"]
-
 TRACE_FILE = Path(__file__).with_name("data") / "azure_llm_code_2023.csv"
 SCALE = 0.25
 """The longest context of the trace, 7,437 tokens, becomes 1,859: the simulated model holds 2,048."""
@@ -63,22 +61,15 @@ class TraceSampler:
         """The size of one request."""
         return self._random.choice(self._sizes)
 
-    def arrivals(self, rate_per_s: float, seconds: float) -> list[float]:
-        """Arrival times in seconds from 0 to before ``seconds``, ``rate_per_s`` on average."""
+    def arrivals(self, rate_per_s: float, seconds: float, *, steady: bool = False) -> list[float]:
+        """Arrival times in seconds from 0 to before ``seconds``, ``rate_per_s`` on average; in the trace's bursts, or
+        steady: no gap is less than half or more than one and a half of the mean."""
         times: list[float] = []
-        if rate_per_s <= 0:
-            return times
-        at = self._random.choice(self._gaps) / rate_per_s
-        while at < seconds:
+        at = 0.0
+        while rate_per_s > 0:
+            gap = self._random.uniform(0.5, 1.5) if steady else self._random.choice(self._gaps)
+            at += gap / rate_per_s
+            if at >= seconds:
+                break
             times.append(at)
-            at += self._random.choice(self._gaps) / rate_per_s
-        return times
-
-    def steady_arrivals(self, rate_per_s: float, seconds: float) -> list[float]:
-        """The same without bursts: no gap is less than half or more than one and a half of the mean."""
-        times: list[float] = []
-        at = self._random.uniform(0.5, 1.5) / rate_per_s
-        while at < seconds:
-            times.append(at)
-            at += self._random.uniform(0.5, 1.5) / rate_per_s
         return times

@@ -63,20 +63,21 @@ class DirectVllm:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
         )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._requests, self._answers = self._process.stdin, self._process.stdout
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_error: object) -> None:
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.close()
+        self._requests.close()
         try:
             self._process.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._process.stdout.close()
+        self._answers.close()
 
     def wait_loaded(self) -> None:
         """Raises RuntimeError when it ends instead; why is on the standard error."""
@@ -84,14 +85,12 @@ class DirectVllm:
 
     def answer(self, requests: Sequence[InferenceRequest]) -> Took:
         """All of them at once, to the last answer."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(requests) + b"\n")
-        self._process.stdin.flush()
+        self._requests.write(msgspec.json.encode(requests) + b"\n")
+        self._requests.flush()
         return self._read()
 
     def _read(self) -> Took:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+        line = self._answers.readline()
         if not line:
             raise RuntimeError(f"vLLM's process ended with {self._process.wait(_END_TIMEOUT_S)}")
         return msgspec.json.decode(line, type=Took)
@@ -118,35 +117,33 @@ async def _serve(model: ModelVersion, models_dir: Path, answers: Any) -> None:
         answers.flush()
         while line := await asyncio.to_thread(sys.stdin.buffer.readline):
             requests = msgspec.json.decode(line, type=list[InferenceRequest])
-            prompts = [_prompt(request, encoder, served) for request in requests]
+            prompts = []
+            for request in requests:
+                item = EngineItem(request.request_id, request.task, request.input, request.parameters)
+                prompt = prepare_text(item, encoder, served.limits)
+                if isinstance(prompt, Failure):
+                    raise TypeError(prompt.message)
+                prompts.append(prompt)
             answers.write(msgspec.json.encode(await _answer(engine, prompts)) + b"\n")
             answers.flush()
     finally:
         end_async_llm(engine)
 
 
-def _prompt(request: InferenceRequest, encoder: PromptEncoder, model: ServedModel) -> TextPrompt:
-    item = EngineItem(request.request_id, request.task, request.input, request.parameters)
-    prompt = prepare_text(item, encoder, model.limits)
-    if isinstance(prompt, Failure):
-        raise TypeError(prompt.message)
-    return prompt
-
-
 async def _answer(engine: Any, prompts: Sequence[TextPrompt]) -> Took:
-    started = perf_counter()
-    tokens = await asyncio.gather(*(_tokens(engine, str(number), one) for number, one in enumerate(prompts)))
-    return Took(perf_counter() - started, sum(tokens))
-
-
-async def _tokens(engine: Any, name: str, prompt: TextPrompt) -> int:
     from vllm import SamplingParams
     from vllm.inputs import tokens_input
     from vllm.sampling_params import RequestOutputKind
 
-    sampling = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, output_kind=RequestOutputKind.FINAL_ONLY)
-    [answer] = [one async for one in engine.generate(tokens_input(prompt.token_ids), sampling, name)]
-    return len(answer.outputs[0].token_ids)
+    async def tokens(name: str, prompt: TextPrompt) -> int:
+        kind = RequestOutputKind.FINAL_ONLY
+        sampling = SamplingParams(max_tokens=prompt.max_tokens, temperature=0.0, output_kind=kind)
+        [answer] = [one async for one in engine.generate(tokens_input(prompt.token_ids), sampling, name)]
+        return len(answer.outputs[0].token_ids)
+
+    started = perf_counter()
+    counts = await asyncio.gather(*(tokens(str(number), one) for number, one in enumerate(prompts)))
+    return Took(perf_counter() - started, sum(counts))
 
 
 if __name__ == "__main__":

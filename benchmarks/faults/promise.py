@@ -1,18 +1,18 @@
 """The promise, held against everything that is in the log and in Postgres once a fault run is over."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 import psycopg
 from confluent_kafka import Consumer, Message
 
-from benchmarks.faults.deployed import Deployment
+from benchmarks.faults.rig import Deployment
 from deploy.demo.checks import check, committed_records
 from fairlane import names
 from fairlane.committed import resume_points
 from fairlane.kafka_config import read_committed_consumer
-from fairlane.offsets import CommitPoint, OffsetTracker
+from fairlane.offsets import OffsetTracker
 from fairlane.outcomes import Outcome, Priority
 from fairlane.ownership import PartitionId
 from fairlane.records import InferenceReply, SourceCoordinate, UsageEvent, WorkItem
@@ -24,7 +24,7 @@ _COUNT_ROWS = "SELECT count(*) FROM results WHERE tenant = ANY(%s)"
 
 
 @dataclass(slots=True)
-class Findings:
+class PromiseReport:
     """What a run came to; ``problems`` is empty when the promise was kept.
 
     Attributes:
@@ -47,7 +47,7 @@ class Findings:
 
 def examine(
     deployed: Deployment, expected: Mapping[str, str], *, postgres_dsn: str | None, timeout_s: float
-) -> Findings:
+) -> PromiseReport:
     """Read everything and compare.
 
     Args:
@@ -56,16 +56,19 @@ def examine(
         postgres_dsn: where the recorder writes; None if there is no recorder.
         timeout_s: how long the recorder may take to catch up.
     """
-    findings = Findings(len(expected))
-    given_again = _examine_replies(deployed, expected, findings)
-    work = _examine_work(deployed, expected, given_again, findings)
-    _examine_settled(deployed, work, findings)
+    report = PromiseReport(len(expected))
+    given_again = _examine_replies(deployed, expected, report)
+    work = _examine_work(deployed, expected, given_again, report)
+    # Committed offsets and done sets cover every record of both hops.
+    requests = _records(deployed, deployed.source_topics)
+    for group, records in ((deployed.dispatcher_group, requests), (deployed.work_group, work)):
+        report.note(f"records are not settled by {group}", unsettled(deployed.settings, group, records))
     if postgres_dsn is not None:
-        _examine_rows(deployed, expected, findings, postgres_dsn, timeout_s)
-    return findings
+        _examine_rows(deployed, expected, report, postgres_dsn, timeout_s)
+    return report
 
 
-def _examine_replies(deployed: Deployment, expected: Mapping[str, str], findings: Findings) -> set[str]:
+def _examine_replies(deployed: Deployment, expected: Mapping[str, str], report: PromiseReport) -> set[str]:
     """Returns the ids of requests that got an earlier answer again."""
     final: dict[str, list[InferenceReply]] = {}
     for record in _records(deployed, [names.replies_topic(tenant) for tenant in deployed.tenants]):
@@ -74,60 +77,53 @@ def _examine_replies(deployed: Deployment, expected: Mapping[str, str], findings
             final.setdefault(reply.request_id, []).append(reply)
     lost = expected.keys() - final.keys()
     twice = [request_id for request_id, found in final.items() if len(found) > 1]
-    findings.lost, findings.twice = len(lost), len(twice)
-    findings.note("requests have no reply", lost)
-    findings.note("requests have more than one reply", twice)
-    findings.note("replies are to nobody's request", final.keys() - expected.keys())
+    report.lost, report.twice = len(lost), len(twice)
+    report.note("requests have no reply", lost)
+    report.note("requests have more than one reply", twice)
+    report.note("replies are to nobody's request", final.keys() - expected.keys())
     unexpected = [
         f"{request_id}: {reply.outcome} {reply.code}"
         for request_id, found in final.items()
         for reply in found
         if reply.outcome != expected.get(request_id)
     ]
-    findings.note("replies have another outcome than expected", unexpected)
+    report.note("replies have another outcome than expected", unexpected)
     return {request_id for request_id, found in final.items() if any(reply.cache_use for reply in found)}
 
 
 def _examine_work(
-    deployed: Deployment, expected: Mapping[str, str], given_again: Set[str], findings: Findings
+    deployed: Deployment, expected: Mapping[str, str], given_again: Set[str], report: PromiseReport
 ) -> list[Message]:
     """One work item per request that was to run, and one more each time that a consumer handed it back; one usage event
     per work item, and per answer that was given again."""
     codec, pool = deployed.codec, deployed.pool
     work = _records(deployed, [names.priority_topic(pool, priority) for priority in Priority])
-    dispatched = Counter(codec.decode_as(WorkItem, record.value()).request.request_id for record in work)
-    returned = Counter(
-        codec.decode_as(WorkItem, record.value()).request.request_id
-        for record in _records(deployed, [names.returned_topic(pool)])
+    handed_back = _records(deployed, [names.returned_topic(pool)])
+    dispatched, returned = (
+        Counter(codec.decode_as(WorkItem, record.value()).request.request_id for record in records)
+        for records in (work, handed_back)
     )
     to_run = {request_id for request_id, outcome in expected.items() if outcome == Outcome.OK}
-    findings.note("requests were never dispatched", to_run - given_again - dispatched.keys())
-    findings.note("requests were run as well as answered from a cache", given_again & dispatched.keys())
+    report.note("requests were never dispatched", to_run - given_again - dispatched.keys())
+    report.note("requests were run as well as answered from a cache", given_again & dispatched.keys())
     again = [one for one, count in dispatched.items() if count > 1 + returned[one]]
-    findings.note("requests were dispatched more often than handed back", again)
+    report.note("requests were dispatched more often than handed back", again)
     # What waited before a consumer until its deadline was dispatched; what waited before the dispatcher was not.
     may_run = to_run | {request_id for request_id, outcome in expected.items() if outcome == Outcome.EXPIRED}
-    findings.note("work items are of requests that were refused or unknown", dispatched.keys() - may_run)
+    report.note("work items are of requests that were refused or unknown", dispatched.keys() - may_run)
     events = [codec.decode_as(UsageEvent, record.value()) for record in _records(deployed, [names.LEDGER_USAGE])]
     ours = [event for event in events if event.tenant in deployed.tenants]
     used = Counter(event.work for event in ours if not event.cached)
     cached = Counter(event.request_id for event in ours if event.cached)
-    findings.note("answers from a cache have not one usage event each", cached - Counter(given_again))
-    findings.note("answers from a cache have no usage event", given_again - cached.keys())
+    report.note("answers from a cache have not one usage event each", cached - Counter(given_again))
+    report.note("answers from a cache have no usage event", given_again - cached.keys())
     coordinates = {
         SourceCoordinate(str(record.topic()), record.partition() or 0, record.offset() or 0) for record in work
     }
-    findings.note("work items have no usage event", coordinates - used.keys())
-    findings.note("work items have more than one usage event", [one for one, count in used.items() if count > 1])
-    findings.note("usage events are of no work item", used.keys() - coordinates)
+    report.note("work items have no usage event", coordinates - used.keys())
+    report.note("work items have more than one usage event", [one for one, count in used.items() if count > 1])
+    report.note("usage events are of no work item", used.keys() - coordinates)
     return work
-
-
-def _examine_settled(deployed: Deployment, work: Sequence[Message], findings: Findings) -> None:
-    """Committed offsets and done sets cover every record of both hops."""
-    requests = _records(deployed, deployed.source_topics)
-    for group, records in ((deployed.dispatcher_group, requests), (deployed.work_group, work)):
-        findings.note(f"records are not settled by {group}", unsettled(deployed.settings, group, records))
 
 
 def unsettled(settings: KafkaSettings, group: str, records: Iterable[Message]) -> list[tuple[PartitionId, int]]:
@@ -141,34 +137,28 @@ def unsettled(settings: KafkaSettings, group: str, records: Iterable[Message]) -
         resumes = resume_points(source, offsets, _READ_TIMEOUT_S)
     finally:
         source.close()
-    return [
-        (partition, offset)
-        for partition, resume in resumes.items()
-        for offset in undone(resume.committed, offsets[partition])
-    ]
-
-
-def undone(committed: CommitPoint | None, offsets: Iterable[int]) -> list[int]:
-    """The offsets that this commit point leaves undone."""
-    tracker = OffsetTracker(committed)
-    return [offset for offset in sorted(offsets) if tracker.deliver(offset)]
+    undone = []
+    for partition, resume in resumes.items():
+        tracker = OffsetTracker(resume.committed)
+        undone += [(partition, offset) for offset in sorted(offsets[partition]) if tracker.deliver(offset)]
+    return undone
 
 
 def _examine_rows(
-    deployed: Deployment, expected: Mapping[str, str], findings: Findings, dsn: str, timeout_s: float
+    deployed: Deployment, expected: Mapping[str, str], report: PromiseReport, dsn: str, timeout_s: float
 ) -> None:
     """Postgres equals the reply topics: a row for each reply, its outcome, seen once."""
     found = check(deployed.settings, dsn, deployed.tenants, expected.keys(), timeout_s)
-    findings.note("requests have no row in Postgres", found.without_row)
-    findings.note("rows in Postgres differ from the reply, or were seen more than once", found.rows_that_differ)
+    report.note("requests have no row in Postgres", found.without_row)
+    report.note("rows in Postgres differ from the reply, or were seen more than once", found.rows_that_differ)
     with psycopg.connect(dsn, connect_timeout=10) as connection:
         connection.execute("SELECT set_config('fairlane.tenant', '*', true)")
         row = connection.execute(_COUNT_ROWS, (list(deployed.tenants),)).fetchone()
     count = 0 if row is None else row[0]
     of_nobody = count - (len(expected) - len(found.without_row))
     if of_nobody:
-        findings.problems.append(f"Postgres has {count} rows for {len(expected)} requests")
-    findings.rows = len(found.without_row) + len(found.rows_that_differ) + abs(of_nobody)
+        report.problems.append(f"Postgres has {count} rows for {len(expected)} requests")
+    report.rows = len(found.without_row) + len(found.rows_that_differ) + abs(of_nobody)
 
 
 def _records(deployed: Deployment, topics: Iterable[str]) -> list[Message]:

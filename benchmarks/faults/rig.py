@@ -5,10 +5,9 @@ other member takes over. An engine is struck while it works, by its consumer's m
 """
 
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 from urllib.error import URLError
 from urllib.request import urlopen
 
@@ -16,31 +15,81 @@ from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.faults.deployed import Deployment
-from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
+from benchmarks.cluster import wait_until, wait_while
+from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, FaultTarget
 from benchmarks.load import QUIET
-from benchmarks.waiting import wait_until, wait_while
 from deploy.local import procfs
 from deploy.local.process import ProcessView, State
 from deploy.local.procfs import ProcessId
 from deploy.local.run_record import RunRecord
 from deploy.local.stack import LocalStack
-from fairlane import names
+from fairlane.codec import Codec
 from fairlane.kafka_config import connection
-from fairlane.names import backfill_topic, priority_topic, recorder_group, replies_topic, requests_topic
+from fairlane.names import (
+    backfill_topic,
+    dispatcher_group,
+    pool_group,
+    priority_topic,
+    recorder_group,
+    replies_topic,
+    requests_topic,
+    returned_topic,
+)
 from fairlane.outcomes import Priority, Task
-from fairlane.settings import Settings
+from fairlane.records import ModelVersion
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
 
 _TIMEOUT_S = 10.0
+_HTTP_TIMEOUT_S = 2.0
+_ENGINE_MODULE = "inference_consumers.engine_process"
 
 Place = tuple[str, int]
 """Topic and partition."""
-Owners = Mapping[str, frozenset[str]]
-"""Tenants by the member id of their dispatcher."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class Deployment:
+    """The pipeline of a fault run. All models are of one pool: one group must settle all work items."""
+
+    settings: KafkaSettings
+    tenants: tuple[str, ...]
+    models: tuple[ModelVersion, ...]
+    group_prefix: str
+    codec: Codec = field(default_factory=default_codec)
+
+    @property
+    def pool(self) -> str:
+        """Raises ValueError when there are more."""
+        (pool,) = {model.pool for model in self.models}
+        return pool
+
+    @property
+    def dispatcher_group(self) -> str:
+        """The group that settles requests."""
+        return dispatcher_group(self.group_prefix)
+
+    @property
+    def work_group(self) -> str:
+        """The group that settles work items."""
+        return pool_group(self.group_prefix, self.pool)
+
+    @property
+    def source_topics(self) -> list[str]:
+        """Topics that its dispatchers read: requests, offline requests, and work handed back by consumers."""
+        return [
+            *(requests_topic(tenant) for tenant in self.tenants),
+            *(backfill_topic(tenant) for tenant in self.tenants),
+            returned_topic(self.pool),
+        ]
+
+    def model_for(self, task: str) -> ModelVersion:
+        """The first that does this task."""
+        return next(model for model in self.models if task in model.tasks)
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedMember:
     """One member; ``name`` is its INSTANCE_ID, ``member_id`` is another after every restart."""
 
     name: str
@@ -48,16 +97,24 @@ class Member:
     partitions: frozenset[Place]
 
 
-def members(admin: AdminClient, group: str) -> list[Member]:
+def members(admin: AdminClient, group: str) -> list[DescribedMember]:
     """The members of a stable group. Empty while it is rebalancing or the broker does not know it or does not answer.
 
     A member that was killed or stopped is included, with its partitions, until its session times out.
     """
-    described = _described(admin, group)
-    if described is None or described.state != ConsumerGroupState.STABLE:
-        return []
+    return _settled_members(admin, group) or []
+
+
+def _settled_members(admin: AdminClient, group: str) -> list[DescribedMember] | None:
+    """None while the group is rebalancing or the broker does not answer."""
+    try:
+        described = admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
+    except KafkaException:
+        return None
+    if described.state not in (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY):
+        return None
     return [
-        Member(
+        DescribedMember(
             member.client_id,
             member.member_id,
             frozenset(
@@ -67,57 +124,6 @@ def members(admin: AdminClient, group: str) -> list[Member]:
         )
         for member in described.members
     ]
-
-
-def is_without(admin: AdminClient, group: str, name: str) -> bool:
-    """Whether the group is settled without this member. False if the broker does not answer."""
-    described = _described(admin, group)
-    settled = (ConsumerGroupState.STABLE, ConsumerGroupState.EMPTY)
-    return (
-        described is not None
-        and described.state in settled
-        and all(member.client_id != name for member in described.members)
-    )
-
-
-def owners(settings: Settings, tenants: Sequence[str]) -> Owners:
-    """The dispatchers of these tenants. Empty while the group rebalances or the broker does not answer."""
-    tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
-    return {
-        member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
-        for member in members(AdminClient(connection(settings)), names.dispatcher_group(settings.group_prefix))
-    }
-
-
-def wait_owned(settings: Settings, tenants: Sequence[str], dispatchers: int, timeout_s: float = 60.0) -> Owners:
-    """Wait until ``are_shared``, and return the owners. Raises TimeoutError."""
-    found: Owners = {}
-
-    def problem() -> str | None:
-        nonlocal found
-        found = owners(settings, tenants)
-        return None if are_shared(found, tenants, dispatchers) else str(found)
-
-    wait_while(problem, timeout_s, f"sharing {len(tenants)} tenants among {dispatchers} dispatchers")
-    return found
-
-
-def are_shared(found: Owners, tenants: Sequence[str], dispatchers: int) -> bool:
-    """Whether this number of dispatchers shares all of these tenants, and each has some."""
-    counts = [len(own) for own in found.values()]
-    return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
-
-
-def _described(admin: AdminClient, group: str) -> Any:
-    """What the broker says of it; None when it does not answer."""
-    try:
-        return admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group].result(_TIMEOUT_S)
-    except KafkaException:
-        return None
-
-
-_HTTP_TIMEOUT_S = 2.0
-_ENGINE_MODULE = "inference_consumers.engine_process"
 
 
 class Rig:
@@ -138,7 +144,7 @@ class Rig:
             deployed.work_group: cast.consumers,
             self._recorders: (cast.recorder,),
         }
-        self._members: dict[str, Member] = {}
+        self._members: dict[str, DescribedMember] = {}
         self._dead: set[str] = set()
         self._dead_pids: dict[str, int | None] = {}
         self._engines: dict[str, ProcessId] = {}
@@ -153,8 +159,9 @@ class Rig:
     @property
     def ended_by_themselves(self) -> int:
         """How many of these were not struck: a fenced service ends, and is started again."""
-        blows = (fault for fault in self.struck if fault.sign in (KILL, END) and _is_service(fault))
-        return self.deaths - sum(len(fault.victims) for fault in blows)
+        others = (FaultTarget.ENGINE, FaultTarget.BROKER)
+        fatal = (fault for fault in self.struck if fault.sign in (KILL, END) and fault.target not in others)
+        return self.deaths - sum(len(fault.victims) for fault in fatal)
 
     def unowned(self, victims: Sequence[str] = ()) -> str | None:
         """Why not all dispatchers and all consumers, as they run now, share all partitions of their groups, and the
@@ -162,7 +169,7 @@ class Rig:
 
         By the broker's word; a dead member still counts there until its session times out, and is told apart by its id.
         """
-        found: dict[str, Member] = {}
+        found: dict[str, DescribedMember] = {}
         for group, expected in self._groups.items():
             if group == self._recorders and self.cast.recorder not in victims:
                 continue
@@ -197,14 +204,14 @@ class Rig:
         unready = self.unready(fault.victims)
         if unready is not None:
             return unready
-        if fault.target is Target.ENGINE and not all(map(self._engine_works, fault.victims)):
+        if fault.target is FaultTarget.ENGINE and not all(map(self._engine_works, fault.victims)):
             return f"no engine of {fault.victims} works"
         self.struck.append(fault)
         for name in fault.victims:
-            if fault.target is Target.BROKER:
+            if fault.target is FaultTarget.BROKER:
                 self._dead_pids[name] = self.stack.supervisor.process(name).pid
                 self.stack.supervisor.restart(name)
-            elif fault.target is Target.ENGINE:
+            elif fault.target is FaultTarget.ENGINE:
                 self._engines[name].send(fault.sign)
             else:
                 pid = self.stack.supervisor.kill(name, fault.sign)
@@ -218,20 +225,25 @@ class Rig:
         """What a blow needs after it: who is paused wakes when the others have all its partitions; an engine's consumer
         has another one; who was asked to end has ended, and the broker answers again."""
         for name in fault.victims:
-            if fault.target is Target.ENGINE:
+            if fault.target is FaultTarget.ENGINE:
                 self._wait_other_engine(name, timeout_s)
             elif fault.sign is PAUSE:
                 self._wake_after_the_session(name, timeout_s)
             elif fault.sign is END:
                 view = self.stack.supervisor.wait_ready(name, timeout_s, other_than_pid=self._dead_pids[name])
                 # A broker says by its status that it was a signal.
-                if view.last_exit != 0 and fault.target is not Target.BROKER:
+                if view.last_exit != 0 and fault.target is not FaultTarget.BROKER:
                     self.badly_ended.append(f"{name} ended with {view.last_exit} on SIGTERM")
 
     def _wake_after_the_session(self, name: str, timeout_s: float) -> None:
         group = next(group for group, expected in self._groups.items() if name in expected)
+
+        def ended() -> bool:
+            found = _settled_members(self._admin, group)
+            return found is not None and all(member.name != name for member in found)
+
         try:
-            wait_until(lambda: is_without(self._admin, group, name), timeout_s, f"the end of {name}'s session")
+            wait_until(ended, timeout_s, f"the end of {name}'s session")
         finally:
             self.stack.supervisor.kill(name, signal.SIGCONT)
 
@@ -246,7 +258,7 @@ class Rig:
     def _engine_works(self, consumer: str) -> bool:
         """Remembers which process it is."""
         engine = self._engine_of(consumer)
-        if engine is None or not self._metric(consumer, "fairlane_running_items", model=self._model):
+        if engine is None or not self._running_items(consumer):
             return False
         self._engines[consumer] = engine
         return True
@@ -260,18 +272,17 @@ class Rig:
                 return child
         return None
 
-    def _metric(self, service: str, name: str, **labels: str) -> float:
-        """The sum of its samples with these labels; 0 while the service does not answer."""
+    def _running_items(self, consumer: str) -> float:
+        """Of the model under fire, by the consumer's metrics; 0 while it does not answer."""
         record = RunRecord.load(self.stack.data_dir.processes_file)
         urls = {} if record is None else {one.name: one.health_url for one in record.processes}
-        url = (urls.get(service) or "").removesuffix("/health/ready") + "/metrics"
+        url = (urls.get(consumer) or "").removesuffix("/health/ready") + "/metrics"
         with suppress(URLError, TimeoutError, ConnectionError), urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:  # noqa: S310 - our own address
-            families = text_string_to_metric_families(answer.read().decode())
             return sum(
                 sample.value
-                for family in families
+                for family in text_string_to_metric_families(answer.read().decode())
                 for sample in family.samples
-                if sample.name == name and labels.items() <= sample.labels.items()
+                if sample.name == "fairlane_running_items" and sample.labels.get("model") == self._model
             )
         return 0.0
 
@@ -290,7 +301,3 @@ class Rig:
         known = self._admin.list_topics(timeout=_HTTP_TIMEOUT_S * 5).topics
         work = [priority_topic(deployed.pool, priority) for priority in Priority]
         return {(topic, partition) for topic in work for partition in known[topic].partitions}
-
-
-def _is_service(fault: Fault) -> bool:
-    return fault.target not in (Target.ENGINE, Target.BROKER)

@@ -1,13 +1,16 @@
-"""Requests published while processes are killed, and the longest time without a reply."""
+"""Requests published while a plan of faults is carried out, and the longest time without a reply."""
 
 import random
 import uuid
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from time import monotonic
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from time import monotonic, sleep
 
-from benchmarks.faults.deployed import Deployment
-from benchmarks.load import LoadGenerator, Planned
+from benchmarks.cluster import wait_while
+from benchmarks.faults.plan import Fault, FaultTarget
+from benchmarks.faults.rig import Deployment, Rig
+from benchmarks.load import LoadGenerator, Planned, make_request
 from fairlane.outcomes import CacheMode, Outcome, Priority, Task
 from fairlane.records import InferenceRequest, Parameters, RequestInput
 
@@ -18,6 +21,10 @@ _EMBED_SHARE = 0.3
 """Two models share each partition, so that work is done out of order: the done sets matter then."""
 _CACHED_SHARE = 0.15
 """Few distinct ones, so that many get an earlier answer again."""
+_READY_TIMEOUT_S = 120.0
+_ANSWER_TIMEOUT_S = 240.0
+_REPLIES_AFTER_RESTART = 40
+_LEAST_BURST = 10
 _UNKNOWN_MODEL = "no-such-model"
 
 
@@ -67,10 +74,9 @@ class Traffic(LoadGenerator):
         """Mostly text to generate of any length, much to embed, some that may be answered from a cache, a few that the
         dispatcher itself must answer."""
         dice = self._random
-        request = InferenceRequest(
+        request = make_request(
             request_id=str(uuid.UUID(int=dice.getrandbits(128), version=4)),
             model=self._words,
-            task=str(Task.GENERATE),
             input=RequestInput(prompt="what is a watermark?"),
             parameters=Parameters(max_tokens=dice.randint(4, 24)),
             priority=str(dice.choice(list(Priority))),
@@ -80,13 +86,8 @@ class Traffic(LoadGenerator):
         if chance < _REFUSED_SHARE:
             return replace(request, model=_UNKNOWN_MODEL)
         if chance < _REFUSED_SHARE + _EMBED_SHARE:
-            return replace(
-                request,
-                model=self._vectors,
-                task=str(Task.EMBED),
-                input=RequestInput(texts=("a text",)),
-                parameters=Parameters(),
-            )
+            texts = RequestInput(texts=("a text",))
+            return replace(request, model=self._vectors, task=str(Task.EMBED), input=texts, parameters=Parameters())
         if chance < _REFUSED_SHARE + _EMBED_SHARE + _CACHED_SHARE:
             return replace(request, cache=CacheMode.EXACT, parameters=Parameters(max_tokens=dice.choice((4, 8))))
         return request
@@ -103,3 +104,73 @@ def longest_gap_s(published_at: Mapping[str, float], replied_at: Mapping[str, fl
             since = at
         outstanding += change
     return longest
+
+
+@dataclass(frozen=True, slots=True)
+class CampaignLoad:
+    """How a run publishes: a burst just before each blow, so that it hits work, and after it a part at a pace.
+
+    Attributes:
+        max_delay_s: bound of the random time between a burst and its blow.
+    """
+
+    requests: int
+    per_s: float
+    burst: int
+    max_delay_s: float
+
+
+def carry_out(
+    rig: Rig,
+    traffic: Traffic,
+    plan: Sequence[Fault],
+    load: CampaignLoad,
+    dice: random.Random,
+    say: Callable[[str], None],
+) -> list[int]:
+    """Publish and strike until the plan is carried out, everything is published and answered, and everybody works.
+
+    What is not answered in minutes is said, and left to the examination of the log. Returns how many requests were
+    outstanding at each fault.
+    """
+    share = load.requests // len(plan)
+    outstanding = []
+    for number, fault in enumerate(plan, 1):
+        waited_from = monotonic()
+        rig.wait_all_own(_READY_TIMEOUT_S)
+        waited_s = monotonic() - waited_from
+        traffic.burst(load.burst)
+        # A random moment, so that the blow hits any phase of the loops; nothing is waited for.
+        sleep(dice.uniform(0.0, load.max_delay_s))
+        outstanding.append(_strike(rig, traffic, fault))
+        say(
+            f"{number:2}/{len(plan)}  {fault}: {outstanding[-1]} outstanding of {traffic.published} "
+            f"(partitions for all after {waited_s:.1f} s)"
+        )
+        traffic.trickle(max(0, min(share * number, load.requests) - traffic.asked))
+        rig.see_through(fault, _READY_TIMEOUT_S)
+        if fault.target is FaultTarget.BROKER:
+            # What it knows of the groups is from before: only replies show that everybody works again.
+            traffic.wait_replies(min(_REPLIES_AFTER_RESTART, traffic.outstanding), _READY_TIMEOUT_S)
+    traffic.trickle(max(0, load.requests - traffic.asked))
+    traffic.wait_published(_ANSWER_TIMEOUT_S)
+    with suppress(TimeoutError):
+        traffic.wait_answered(_ANSWER_TIMEOUT_S)
+    rig.wait_all_own(_READY_TIMEOUT_S)
+    say(
+        f"{traffic.published - traffic.outstanding} of {traffic.published} are answered, "
+        f"longest gap {traffic.longest_gap_s():.1f} s"
+    )
+    return outstanding
+
+
+def _strike(rig: Rig, traffic: Traffic, fault: Fault) -> int:
+    """As soon as the blow hits; meanwhile see to it that there is work."""
+
+    def prevented() -> str | None:
+        if not traffic.outstanding:
+            traffic.burst(_LEAST_BURST)
+        return rig.strike(fault)
+
+    wait_while(prevented, _READY_TIMEOUT_S, f"everything to be ready for {fault}")
+    return traffic.outstanding

@@ -5,7 +5,7 @@ from time import monotonic
 
 import pytest
 
-from benchmarks.faults import fault_seed
+from benchmarks.faults.plan import fault_seed
 from tests.kit.stack import choose_stack
 
 

@@ -10,8 +10,7 @@ from time import sleep
 
 import pytest
 
-from benchmarks.load import LoadGenerator
-from benchmarks.observed import Observed, submitted_within
+from benchmarks.load import LoadGenerator, Observed, submitted_within
 from fairlane.clock import now_ms
 from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Code, Outcome

@@ -7,8 +7,7 @@ from time import monotonic, sleep
 import pytest
 
 from benchmarks.faults.rig import members
-from benchmarks.load import LoadGenerator
-from benchmarks.observed import completions, waits
+from benchmarks.load import LoadGenerator, completions, waits
 from benchmarks.service_curve import longest_common_wait
 from benchmarks.simulated_pool import UNBOUNDED
 from fairlane.clock import now_ms

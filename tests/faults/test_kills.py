@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks import exactly_once
-from benchmarks.faults.campaign import Load, carry_out
-from benchmarks.faults.plan import KILL, Fault, Target, long_plan
+from benchmarks.faults.plan import KILL, Fault, FaultTarget, long_plan
 from benchmarks.faults.promise import examine
-from benchmarks.faults.traffic import Traffic
+from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from tests.kit.pipeline import Pipeline
 from tests.kit.rig import CONSUMERS, DISPATCHERS, RECORDER, Rig
 from tests.kit.stack import PostgresServer
@@ -31,11 +30,11 @@ def test_every_request_is_answered_once_whatever_is_killed(
     dice = random.Random(seed)
     say(f"seed {seed}")
     plan = [
-        Fault(KILL, Target.RECORDER, (RECORDER,)),
-        Fault(KILL, Target.DISPATCHER, (dice.choice(DISPATCHERS),)),
-        Fault(KILL, Target.CONSUMER, (dice.choice(CONSUMERS),)),
+        Fault(KILL, FaultTarget.RECORDER, (RECORDER,)),
+        Fault(KILL, FaultTarget.DISPATCHER, (dice.choice(DISPATCHERS),)),
+        Fault(KILL, FaultTarget.CONSUMER, (dice.choice(CONSUMERS),)),
     ]
-    load = Load(requests=300, per_s=40, burst=60, max_delay_s=0.5)
+    load = CampaignLoad(requests=300, per_s=40, burst=60, max_delay_s=0.5)
     env = {
         "SIMULATED_DECODE_TOKENS_PER_S": "350",
         "MAX_BATCH_SIZE": "8",
@@ -47,7 +46,7 @@ def test_every_request_is_answered_once_whatever_is_killed(
         Rig(pipeline, tmp_path / "stack", database, redis_url, env=env) as rig,
         Traffic(pipeline.deployment, seed, load.per_s) as traffic,
     ):
-        blows = carry_out(rig, traffic, plan, load, dice, say)
+        outstanding = carry_out(rig, traffic, plan, load, dice, say)
         findings = examine(
             pipeline.deployment, traffic.expected, postgres_dsn=database.dsn, timeout_s=_RECORD_TIMEOUT_S
         )
@@ -55,15 +54,15 @@ def test_every_request_is_answered_once_whatever_is_killed(
     say(f"{findings.requests} requests, {findings.lost} lost, {findings.twice} twice; {by_themselves} further exits")
     assert findings.problems == []
     # A fenced service ends by itself; one that does so again and again is broken, whatever the log says in the end.
-    assert by_themselves <= len(blows)
-    assert sum(blow.outstanding > 0 for blow in blows) * 2 >= len(blows), blows
+    assert by_themselves <= len(outstanding)
+    assert sum(map(bool, outstanding)) * 2 >= len(outstanding), outstanding
 
 
 @pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_nothing_is_lost_or_doubled_by_many_faults() -> None:
     """2,000 requests, every kind of fault, alone and in pairs, and a restart of the broker."""
-    load = Load(requests=2_000, per_s=15, burst=80, max_delay_s=1.0)
+    load = CampaignLoad(requests=2_000, per_s=15, burst=80, max_delay_s=1.0)
 
     result = exactly_once.run(lambda dice, cast: long_plan(dice, cast, faults=15), load)
 

@@ -8,8 +8,7 @@ from time import sleep
 
 import pytest
 
-from benchmarks.load import LoadGenerator
-from benchmarks.observed import submitted_within
+from benchmarks.load import LoadGenerator, submitted_within
 from fairlane.clock import now_ms
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 from uuid import UUID
 
-from benchmarks.attacks.batches import Written, batch
+from benchmarks.record_batches import Written, batch
 from fairlane.clock import now_ms
 from fairlane.records import CancelRequest, InferenceRequest, Message, RequestInput
 from fairlane.schema_files import default_codec

@@ -21,8 +21,8 @@ from typing import Any
 import httpx
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
-from benchmarks.attacks import raw_produce
 from benchmarks.processes import peak_bytes
+from benchmarks.record_batches import ProduceRefusedError, produce_batch
 from fairlane.kafka_config import connection
 from fairlane.names import requests_topic
 from fairlane.outcomes import Outcome as ReplyOutcome
@@ -235,8 +235,8 @@ class _Attacker:
     def _write_batch(self, batch: bytes) -> None:
         servers = self.served.pipeline.settings.kafka_bootstrap_servers
         try:
-            raw_produce.produce(servers, self._topic, batch)
-        except raw_produce.ProduceRefusedError as error:
+            produce_batch(servers, self._topic, batch)
+        except ProduceRefusedError as error:
             self.refused[error.name] += 1
         except OSError:
             self.refused["the broker closed the connection"] += 1

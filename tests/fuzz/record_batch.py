@@ -4,7 +4,8 @@ import struct
 from collections.abc import Sequence
 from random import Random
 
-from benchmarks.attacks.batches import CRC_FROM, Written, batch, with_crc
+from benchmarks.record_batches import Written, batch
+from tests.kit.broker_log import CHECKED_FROM, with_crc
 
 _GZIP = 1
 _LENGTH_AT, _LENGTH_END = 8, 12
@@ -12,7 +13,7 @@ _LENGTH_AT, _LENGTH_END = 8, 12
 
 def repaired(data: bytes) -> bytes:
     """The batch with the length and the checksum that its bytes have: what is wrong in it is not found by those."""
-    if len(data) <= CRC_FROM:
+    if len(data) <= CHECKED_FROM:
         return data
     return with_crc(data[:_LENGTH_AT] + struct.pack(">i", len(data) - _LENGTH_END) + data[_LENGTH_END:])
 

@@ -12,8 +12,7 @@ from typing import NoReturn
 
 import pytest
 
-from benchmarks.attacks import raw_produce
-from benchmarks.attacks.batches import CODECS, Written, batch
+from benchmarks.record_batches import CODECS, ProduceRefusedError, Written, batch, produce_batch
 from deploy.local.layout import PROJECT_ROOT
 from fairlane.codec import DecodeError, DecodeProblem
 from fairlane.schema_files import default_codec
@@ -208,9 +207,9 @@ def test_a_batch_made_by_hand_is_taken_and_read_as_it_was_meant(broker: str, uni
     now_ms = int(time.time() * 1_000)
     for codec in range(len(CODECS)):
         made = batch(records, timestamp_ms=now_ms, codec=codec)
-        raw_produce.produce(broker, unique, made)
-    with pytest.raises(raw_produce.ProduceRefusedError):
-        raw_produce.produce(broker, unique, made[:-1] + b"\x07")
+        produce_batch(broker, unique, made)
+    with pytest.raises(ProduceRefusedError):
+        produce_batch(broker, unique, made[:-1] + b"\x07")
     damaged = made[:30] + b"\x07" + made[31:]
     assert record_batch.repaired(made) == made
     assert record_batch.repaired(damaged) != damaged

@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Producer
 
-from benchmarks.attacks import raw_produce
-from benchmarks.attacks.batches import CODECS, Written, batch, deflated, gzip_of_zeros, record_bytes, varint
-from benchmarks.attacks.neighbour import Neighbour
+from benchmarks.load import Neighbour
 from benchmarks.processes import peak_bytes, reset_peak
+from benchmarks.record_batches import (
+    CODECS,
+    Written,
+    batch,
+    deflated,
+    gzip_of_zeros,
+    produce_batch,
+    record_bytes,
+    varint,
+)
 from benchmarks.service_curve import percentile
 from fairlane import headers, names
 from fairlane.clock import now_ms
@@ -49,7 +57,7 @@ class Stand:
 
     def measure_calm(self) -> None:
         since = self.neighbour.mark()
-        self.neighbour.wait_for(150)
+        self.neighbour.wait_replies(150)
         self.calm_p99_s = percentile(self.neighbour.latencies_s(since), 0.99)
 
     def letter(self, problem: DecodeProblem, offset: int) -> dict[str, str]:
@@ -85,7 +93,7 @@ def running(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         pipeline.start()
         stand = Stand(broker, pipeline)
         with stand.neighbour.sending():
-            stand.neighbour.wait_for(50)
+            stand.neighbour.wait_replies(50)
             stand.measure_calm()
             yield stand
 
@@ -98,7 +106,7 @@ def stand(running: Stand) -> Iterator[Stand]:
     yield running
     running.goes_on()
     if (more := 100 - (running.neighbour.mark() - since)) > 0:
-        running.neighbour.wait_for(more)
+        running.neighbour.wait_replies(more)
     p99_s = percentile(running.neighbour.latencies_s(since), 0.99)
     assert p99_s <= MOST_TIMES_SLOWER * running.calm_p99_s + MORE_S
     assert {name: process.pid for name, process in running.pipeline.processes.items() if process.alive} == running.pids
@@ -124,7 +132,7 @@ def test_headers_spoil_their_own_record_alone(stand: Stand, spoilt: list[tuple[b
     good = [stand.pipeline.request() for _ in range(2)]
     first, last = (Written(stand.pipeline.codec.encode(one)) for one in good)
     bad = Written(first.value, b"\xff no text either", spoilt)
-    offset = raw_produce.produce(stand.broker, stand.topic, batch([first, bad, last]))
+    offset = produce_batch(stand.broker, stand.topic, batch([first, bad, last]))
     stand.letter(DecodeProblem.BAD_HEADER, offset + 1)
     stand.replies.wait([one.request_id for one in good])
 
@@ -132,12 +140,12 @@ def test_headers_spoil_their_own_record_alone(stand: Stand, spoilt: list[tuple[b
 def test_a_key_that_is_no_text_changes_nothing(stand: Stand) -> None:
     request = stand.pipeline.request()
     value = stand.pipeline.codec.encode(request)
-    raw_produce.produce(stand.broker, stand.topic, batch([Written(value, b"\xff\xfe no text")]))
+    produce_batch(stand.broker, stand.topic, batch([Written(value, b"\xff\xfe no text")]))
     assert stand.replies.wait([request.request_id])[request.request_id].outcome == Outcome.OK
 
 
 def test_a_record_with_a_million_headers_is_a_dead_letter(stand: Stand) -> None:
-    offset = raw_produce.produce(stand.broker, stand.topic, batch([Written(b"x", None, [(b"", None)] * 1_000_000)]))
+    offset = produce_batch(stand.broker, stand.topic, batch([Written(b"x", None, [(b"", None)] * 1_000_000)]))
     stand.letter(DecodeProblem.BAD_HEADER, offset)
 
 
@@ -153,7 +161,7 @@ def test_a_record_with_a_million_headers_is_a_dead_letter(stand: Stand) -> None:
 def test_a_bomb_is_a_dead_letter(stand: Stand, codec: int, compressed: Callable[[int], bytes], size: int) -> None:
     bomb = batch([b""], codec=codec, compressed=compressed(size))
     assert len(bomb) < 4 * MIB
-    offset = raw_produce.produce(stand.broker, stand.topic, bomb)
+    offset = produce_batch(stand.broker, stand.topic, bomb)
     kept = stand.letter(DecodeProblem.INFLATES_TOO_FAR, offset)
     assert "16777216" in kept[headers.DLT_EXCEPTION_MESSAGE]
 
@@ -166,7 +174,7 @@ def zeros(size: int) -> bytes:
 def test_a_record_above_its_topics_limit_once_inflated_is_a_dead_letter(stand: Stand) -> None:
     good = [stand.pipeline.request() for _ in range(2)]
     first, last = (Written(stand.pipeline.codec.encode(one)) for one in good)
-    offset = raw_produce.produce(stand.broker, stand.topic, batch([first, bytes(9 * MIB), last], codec=4))
+    offset = produce_batch(stand.broker, stand.topic, batch([first, bytes(9 * MIB), last], codec=4))
     stand.letter(DecodeProblem.TOO_LARGE, offset + 1)
     stand.replies.wait([one.request_id for one in good])
 
@@ -180,8 +188,8 @@ def test_keys_of_sixteen_mebibytes_stop_no_reading(stand: Stand) -> None:
     try:
         for _ in range(4):
             for topic in topics:
-                raw_produce.produce(stand.broker, topic, batch([Written(value, bytes(15 * MIB))], codec=1))
-            last = raw_produce.produce(stand.broker, stand.topic, batch([Written(value, bytes(7 * MIB))], codec=1))
+                produce_batch(stand.broker, topic, batch([Written(value, bytes(15 * MIB))], codec=1))
+            last = produce_batch(stand.broker, stand.topic, batch([Written(value, bytes(7 * MIB))], codec=1))
     finally:
         dispatcher.resume()
     kept = stand.letter(DecodeProblem.TOO_LARGE, last - 1)
@@ -191,14 +199,14 @@ def test_keys_of_sixteen_mebibytes_stop_no_reading(stand: Stand) -> None:
 def test_a_batch_of_empty_records_delays_nobody_else(stand: Stand) -> None:
     """Each is a dead letter of its own: they are read as fast as their tenant may be wrong."""
     producer_batch = batch([b""] * 400, codec=4)
-    offset = raw_produce.produce(stand.broker, stand.topic, producer_batch)
+    offset = produce_batch(stand.broker, stand.topic, producer_batch)
     stand.letter(DecodeProblem.EMPTY, offset + 399)
 
 
 def test_garbage_compressed_well_is_bounded_in_memory(stand: Stand) -> None:
     """Batches of 16 KiB on the wire, each of which inflates to 15 MiB: a fetch holds sixty of them."""
     value = gzip_of_zeros(15 * MIB)
-    last = [raw_produce.produce(stand.broker, stand.topic, batch([b""], codec=1, compressed=value)) for _ in range(12)]
+    last = [produce_batch(stand.broker, stand.topic, batch([b""], codec=1, compressed=value)) for _ in range(12)]
     stand.letter(DecodeProblem.TOO_LARGE, last[-1])
 
 
@@ -243,7 +251,7 @@ def test_what_is_damaged_on_the_brokers_disk_is_passed(
         # The fetch that was under way is answered with that: it waits for IDLE_WAIT_MS at most. The next one comes
         # after the pause and brings the rest, damaged.
         until_ms(now_ms() + 5 * IDLE_WAIT_MS)
-        victim_at = raw_produce.produce(stand.broker, stand.topic, batch([b"." * 200, b"," * 200]))
+        victim_at = produce_batch(stand.broker, stand.topic, batch([b"." * 200, b"," * 200]))
         pipeline.publish("hostile", behind)
         log = PartitionLog.of(broker_log_dir, stand.topic)
         damage(log, log.at(victim_at))

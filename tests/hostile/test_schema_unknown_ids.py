@@ -134,7 +134,7 @@ def test_a_registry_that_hangs_holds_up_no_end(pipeline: Pipeline, registry: Reg
         pipeline.write(requests_topic(pipeline, "hostile"), [(None, value)])
         eventually(lambda: dispatcher.metric("fairlane_schema_waiting_records") == 1, what="a record that waits")
         with neighbour(pipeline, "other").sending() as beside:
-            beside.wait_for(40)
+            beside.wait_replies(40)
         assert_undisturbed(beside, calm_s)
         assert dispatcher.stop(15.0) == 0
     finally:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, recovery
-from benchmarks.cluster import Cluster, cluster
+from benchmarks.cluster import BenchStack, cluster
 from benchmarks.result import Result
 
 pytestmark = pytest.mark.full
@@ -34,10 +34,10 @@ def one_cluster_for_all_rates(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     """Each program is measured on a cluster of its own, whose start takes most of a short run. One after the other on
     the first one's they do the same, with the backlog of those before them in its topics."""
     with ExitStack() as running:
-        made: list[Cluster] = []
+        made: list[BenchStack] = []
 
         @contextmanager
-        def shared(*arguments: Any, **options: Any) -> Iterator[Cluster]:
+        def shared(*arguments: Any, **options: Any) -> Iterator[BenchStack]:
             if not made:
                 made.append(running.enter_context(cluster(*arguments, **options)))
             yield made[0]

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 import pytest
 
 from benchmarks import exactly_once, rolling_restart
-from benchmarks.faults import SEED_VARIABLE
-from benchmarks.faults.campaign import Load
-from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
+from benchmarks.faults.plan import END, KILL, PAUSE, SEED_VARIABLE, Cast, Fault, FaultTarget
+from benchmarks.faults.traffic import CampaignLoad
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -19,13 +18,13 @@ def test_exactly_once_holds_the_log_and_postgres_against_what_was_published(monk
 
     def plan(dice: random.Random, cast: Cast) -> Sequence[Fault]:
         return [
-            Fault(PAUSE, Target.CONSUMER, (dice.choice(cast.consumers),)),
-            Fault(KILL, Target.ENGINE, (dice.choice(cast.consumers),)),
-            Fault(END, Target.DISPATCHER, (dice.choice(cast.dispatchers),)),
-            Fault(END, Target.BROKER, cast.of(Target.BROKER)),
+            Fault(PAUSE, FaultTarget.CONSUMER, (dice.choice(cast.consumers),)),
+            Fault(KILL, FaultTarget.ENGINE, (dice.choice(cast.consumers),)),
+            Fault(END, FaultTarget.DISPATCHER, (dice.choice(cast.dispatchers),)),
+            Fault(END, FaultTarget.BROKER, cast.of(FaultTarget.BROKER)),
         ]
 
-    result = exactly_once.run(plan, Load(requests=200, per_s=30, burst=40, max_delay_s=0.5))
+    result = exactly_once.run(plan, CampaignLoad(requests=200, per_s=30, burst=40, max_delay_s=0.5))
     figures = {figure.name: figure.value for figure in result.figures}
 
     assert result.met, result.figures

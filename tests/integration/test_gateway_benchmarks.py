@@ -6,7 +6,7 @@ from contextlib import nullcontext
 import pytest
 
 from benchmarks import gateway, http_load, sync_call
-from benchmarks.cluster import Cluster, HttpService, cluster
+from benchmarks.cluster import BenchStack, HttpService, cluster
 from benchmarks.http_load import Order
 from benchmarks.processes import cpu_s
 from benchmarks.simulated_pool import INSTANT_SERVICES
@@ -15,7 +15,7 @@ pytestmark = [pytest.mark.full, pytest.mark.broker]
 
 
 @pytest.fixture(scope="module")
-def running() -> Iterator[Cluster]:
+def running() -> Iterator[BenchStack]:
     """What both want, since its start takes most of a short run."""
     with cluster(
         INSTANT_SERVICES,
@@ -27,17 +27,17 @@ def running() -> Iterator[Cluster]:
 
 
 @pytest.fixture(scope="module")
-def served(running: Cluster) -> Iterator[HttpService]:
+def served(running: BenchStack) -> Iterator[HttpService]:
     with running.gateway(gateway.TENANT) as one:
         yield one
 
 
 @pytest.fixture(autouse=True)
-def short(monkeypatch: pytest.MonkeyPatch, running: Cluster, served: HttpService) -> None:
+def short(monkeypatch: pytest.MonkeyPatch, running: BenchStack, served: HttpService) -> None:
     for module in (gateway, sync_call):
         monkeypatch.setattr(module, "repeated", lambda measure: (measure(0),))
         monkeypatch.setattr(module, "cluster", lambda *_arguments, **_options: nullcontext(running))
-    monkeypatch.setattr(Cluster, "gateway", lambda *_arguments: nullcontext(served))
+    monkeypatch.setattr(BenchStack, "gateway", lambda *_arguments: nullcontext(served))
     monkeypatch.setattr(gateway, "SECONDS", 1.0)
     monkeypatch.setattr(gateway, "WARM_UP_S", 0.2)
     monkeypatch.setattr(gateway, "CONNECTIONS", 8)

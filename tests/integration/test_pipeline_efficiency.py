@@ -54,9 +54,8 @@ def tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_tiny_model(tmp_path / "tiny", tokenizer, max_position_embeddings=shipped["limits"]["max_context_tokens"])
     models_file = tmp_path / "models.yaml"
     models_file.write_text(yaml.safe_dump({"models": [{**shipped, "path": "tiny"}]}), encoding="utf-8")
-    monkeypatch.setattr(pipeline_efficiency, "_MODELS_FILE", models_file)
-    monkeypatch.setattr(pipeline_efficiency, "_MODELS_DIR", tmp_path)
     monkeypatch.setattr(cluster, "MODELS_FILE", models_file)
+    monkeypatch.setattr(cluster, "MODELS_DIR", tmp_path)
     monkeypatch.setenv("MODELS_DIR", str(tmp_path))
 
 
@@ -91,7 +90,7 @@ def bench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
     if os.environ.get("SKIP_VLLM") == "1":
         pytest.skip("SKIP_VLLM=1: vLLM is not tested")
     unique = unique_name()
-    model = replace(pipeline_efficiency.shipped_model(), model=f"{unique}-words", pool=f"{unique}-pool", engine="vllm")
+    model = replace(cluster.shipped_model(), model=f"{unique}-words", pool=f"{unique}-pool", engine="vllm")
     folder = tmp_path_factory.mktemp("vllm")
     with (
         Pipeline(broker, folder, unique, models=[model]) as pipeline,

@@ -4,8 +4,9 @@ from itertools import pairwise
 
 import pytest
 
-from benchmarks import retrieval, retrieval_questions
-from benchmarks.retrieval_questions import make_corpus
+from benchmarks import retrieval
+from benchmarks.result import Figure
+from benchmarks.retrieval import make_corpus
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from fairlane.settings import Settings
 from fairlane_server.retrieval import pgvector_store
@@ -26,8 +27,12 @@ def test_it_runs_and_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(retrieval, "ROUNDS", 2)
     monkeypatch.setattr(retrieval, "ROUND_QUERIES", 20)
     monkeypatch.setattr(pgvector_store, "INDEX_FROM_PASSAGES", 300)
+
     # Held against each other in a test of its own.
-    monkeypatch.setattr(retrieval_questions, "measure", lambda: ())
+    async def no_figures() -> list[Figure]:
+        return []
+
+    monkeypatch.setattr(retrieval, "embedder_figures", no_figures)
 
     result = retrieval.run()
 

@@ -18,9 +18,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import cramjam
 from aiokafka.record.util import calc_crc32c
 
-from benchmarks.attacks.batches import varint
+from benchmarks.record_batches import varint
 
 HEADER_BYTES = 61
 """Of a batch of format 2, up to the first record."""
@@ -42,8 +43,9 @@ _HEADER = struct.Struct(">qiibIhiqqqhii")
 _MAGIC_AT = 16
 _TODAYS_MAGIC = 2
 _CRC_AT = 17
-_CHECKED_FROM = 21
+CHECKED_FROM = 21
 """The attributes, where what the checksum covers begins."""
+_XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ class Batch:
             *(self.magic, 0, self.attributes, self.last_offset_delta, self.base_timestamp, self.max_timestamp),
             *(self.producer_id, self.producer_epoch, self.base_sequence, self.record_count),
         )
-        checked = header[_CHECKED_FROM:] + body
+        checked = header[CHECKED_FROM:] + body
         return header[:_CRC_AT] + struct.pack(">I", calc_crc32c(checked) if crc is None else crc) + checked
 
 
@@ -260,3 +262,17 @@ class PartitionLog:
             written = os.pwrite(file.fileno(), data, position)
         if written != len(data):
             raise OSError(f"{written} of {len(data)} bytes were written")
+
+
+def xerial(data: bytes, block_bytes: int = 32_768) -> bytes:
+    """Snappy in the framing of snappy-java, which Java's producer writes."""
+    framed = bytearray(_XERIAL_HEADER)
+    for start in range(0, len(data), block_bytes):
+        block = bytes(cramjam.snappy.compress_raw(data[start : start + block_bytes]))
+        framed += struct.pack(">i", len(block)) + block
+    return bytes(framed)
+
+
+def with_crc(data: bytes) -> bytes:
+    """The batch with the checksum that fits its bytes."""
+    return data[:17] + struct.pack(">I", calc_crc32c(data[CHECKED_FROM:])) + data[CHECKED_FROM:]

@@ -9,8 +9,8 @@ equal weights: what waited is read again, some of each tenant's in turn. Hence a
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.observed import Observed
-from benchmarks.service_curve import Completion, Interval, largest_gap, restored_after_ms, within
+from benchmarks.load import Observed
+from benchmarks.service_curve import Interval, ServedRequest, largest_gap, within
 from benchmarks.simulated_pool import SimulatedPool
 from benchmarks.trace import TraceSampler
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, service_gap_bound
@@ -51,7 +51,7 @@ class Verdict:
 
 
 def judge(
-    served: Sequence[Completion], weights: Mapping[str, float], before: Interval, after: Interval, allowed: float
+    served: Sequence[ServedRequest], weights: Mapping[str, float], before: Interval, after: Interval, allowed: float
 ) -> Verdict:
     """The fault stands between the two intervals; all these tenants wait all the time in both."""
     return Verdict(
@@ -66,3 +66,22 @@ def served_again_after_ms(observed: Sequence[Observed], tenants: Sequence[str], 
     answers = {tenant: [one for one in observed if one.tenant == tenant and one.served] for tenant in tenants}
     firsts = [min(one.replied_at_ms for one in own if one.dispatched_at_ms > fault_at_ms) for own in answers.values()]
     return max(firsts) - fault_at_ms
+
+
+def restored_after_ms(
+    completions: Sequence[ServedRequest], weights: Mapping[str, float], interval: Interval, bound_tokens: float
+) -> int:
+    """Milliseconds into the interval from which on no difference is above the bound any more.
+
+    The whole interval's length when that never happens. Found by bisection: dropping the beginning of an interval
+    never makes its largest difference larger.
+    """
+    start, end = interval
+    low, high = start, end
+    while low < high:
+        middle = (low + high) // 2
+        if largest_gap(within(completions, (middle, end)), weights) <= bound_tokens:
+            high = middle
+        else:
+            low = middle + 1
+    return low - start

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from benchmarks.load import Planned
-from benchmarks.observed import Observed, latency_percentile_ms
+from benchmarks.load import Observed, Planned, latency_percentile_ms
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from fairlane.records import InferenceRequest, RequestInput, Retrieval
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections

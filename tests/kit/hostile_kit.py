@@ -2,7 +2,7 @@
 
 import json
 
-from benchmarks.attacks.neighbour import Neighbour
+from benchmarks.load import Neighbour
 from benchmarks.service_curve import percentile
 from fairlane import names
 from fairlane.schema_files import committed_schemas
@@ -63,7 +63,7 @@ def neighbour(pipeline: Pipeline, tenant: str) -> Neighbour:
 def calm_p99_s(pipeline: Pipeline, tenant: str, requests: int = 60) -> float:
     """How long the neighbour waits while nobody else sends."""
     with neighbour(pipeline, tenant).sending() as calm:
-        calm.wait_for(requests)
+        calm.wait_replies(requests)
     return percentile(calm.latencies_s(), 0.99)
 
 

@@ -3,8 +3,7 @@
 from collections.abc import Sequence
 
 from benchmarks.faults.promise import examine
-from benchmarks.load import Offered, Planned, plan
-from benchmarks.observed import Observed
+from benchmarks.load import Observed, Offered, Planned, plan
 from benchmarks.simulated_pool import SimulatedPool
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.outcomes import Outcome, Task

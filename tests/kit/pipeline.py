@@ -25,7 +25,7 @@ from uuid import uuid4
 from confluent_kafka import ConsumerGroupState, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from benchmarks.faults.deployed import Deployment
+from benchmarks.faults.rig import Deployment
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane import headers, names

@@ -13,13 +13,12 @@ from benchmarks.batching import (
     BUCKETED,
     ONE,
     PADDED,
-    Batch,
-    Bucketed,
-    ByArrival,
-    PaddedByArrival,
-    Request,
-    Tally,
-    Way,
+    Batches,
+    EngineBatch,
+    TraceRequest,
+    WayTotals,
+    bucketed,
+    by_arrival,
     draw_requests,
     result,
     scale_of,
@@ -35,11 +34,8 @@ from inference_consumers.engines.protocol import EngineItem, EngineLimits, RunCo
 COUNT = 48
 
 
-class FourLettersAToken:
-    """A text source."""
-
-    def of(self, tokens: int, random: Random) -> str:
-        return "word" * tokens
+def four_letters_a_token(tokens: int, _random: Random) -> str:
+    return "word" * tokens
 
 
 class CountingEngine:
@@ -72,8 +68,8 @@ def model() -> ModelVersion:
 
 
 @pytest.fixture(scope="module")
-def requests(model: ModelVersion) -> list[Request]:
-    return draw_requests(model, FourLettersAToken(), COUNT, seed=1)
+def requests(model: ModelVersion) -> list[TraceRequest]:
+    return draw_requests(model, four_letters_a_token, COUNT, seed=1)
 
 
 @pytest.fixture
@@ -86,7 +82,7 @@ def test_lengths_are_the_trace_s_to_one_factor(model: ModelVersion) -> None:
     scale = scale_of(rows)
     scaled = [scale * (row.context_tokens + row.generated_tokens) for row in rows]
     assert percentile(scaled, 0.99) == pytest.approx(MAX_CONTEXT_TOKENS)
-    drawn = draw_requests(model, FourLettersAToken(), 3_000, seed=2)
+    drawn = draw_requests(model, four_letters_a_token, 3_000, seed=2)
     prompts = [len(one.item.input.prompt or "") // 4 for one in drawn]
     answers = [one.item.parameters.max_tokens or 0 for one in drawn]
     assert sum(prompts) / len(prompts) == pytest.approx(scale * 2_047.8, rel=0.05)
@@ -94,7 +90,7 @@ def test_lengths_are_the_trace_s_to_one_factor(model: ModelVersion) -> None:
     assert max(map(sum, zip(prompts, answers, strict=True))) <= model.max_context_tokens - 1
 
 
-def test_costs_are_estimates_and_not_known_lengths(requests: list[Request]) -> None:
+def test_costs_are_estimates_and_not_known_lengths(requests: list[TraceRequest]) -> None:
     """An answer's length is known only afterwards; of a prompt, its bytes."""
     outputs = [(one.cost_tokens - one.work.item.prompt_tokens) // 2 for one in requests]
     answers = [one.item.parameters.max_tokens or 0 for one in requests]
@@ -102,21 +98,25 @@ def test_costs_are_estimates_and_not_known_lengths(requests: list[Request]) -> N
     assert max(outputs) < max(answers) / 2
 
 
-class Metered(Bucketed):
+def metered(ways: Batches) -> Batches:
     """Takes a millisecond for each token that was computed, however long it really took."""
-
-    def ran(self, batch: Batch, seconds: float, cost: RunCost) -> None:
-        super().ran(batch, 0.1 + 0.001 * cost.computed_tokens, cost)
+    batch: EngineBatch | None = next(ways)
+    while batch is not None:
+        _, cost = yield batch
+        try:
+            batch = ways.send((0.1 + 0.001 * cost.computed_tokens, cost))
+        except StopIteration:
+            batch = None
 
 
 @pytest.mark.parametrize("pads", [True, False])
-def test_all_ways_answer_every_request_once(requests: list[Request], limits: BatchLimits, pads: bool) -> None:
+def test_all_ways_answer_every_request_once(requests: list[TraceRequest], limits: BatchLimits, pads: bool) -> None:
     engine = CountingEngine(pads=pads)
-    ways: dict[str, Way] = {
-        ONE: ByArrival(requests, replace(limits, max_items=1)),
-        BUCKETED: Metered(requests, limits),
-        ARRIVAL: ByArrival(requests, limits),
-        PADDED: PaddedByArrival(requests, limits, FourLettersAToken()),
+    ways = {
+        ONE: by_arrival(requests, replace(limits, max_items=1)),
+        BUCKETED: metered(bucketed(requests, limits)),
+        ARRIVAL: by_arrival(requests, limits),
+        PADDED: by_arrival(requests, limits, four_letters_a_token),
     }
     tallies = take_turns(engine, ways, COUNT)
     assert sorted(number for batch in engine.batches for number in batch) == sorted([*range(COUNT)] * 4)
@@ -131,9 +131,9 @@ def test_all_ways_answer_every_request_once(requests: list[Request], limits: Bat
     assert tallies[ARRIVAL].batches == tallies[PADDED].batches
 
 
-def test_by_arrival_means_in_order_and_within_the_bounds(requests: list[Request], limits: BatchLimits) -> None:
+def test_by_arrival_means_in_order_and_within_the_bounds(requests: list[TraceRequest], limits: BatchLimits) -> None:
     engine = CountingEngine()
-    take_turns(engine, {"arrival": ByArrival(requests, limits)}, COUNT)
+    take_turns(engine, {"arrival": by_arrival(requests, limits)}, COUNT)
     assert [number for batch in engine.batches for number in batch] == list(range(COUNT))
     costs = [sum(requests[number].cost_tokens for number in batch) for batch in engine.batches]
     assert max(costs) <= limits.max_tokens
@@ -142,17 +142,17 @@ def test_by_arrival_means_in_order_and_within_the_bounds(requests: list[Request]
     assert all(cost > limits.max_tokens for cost in following), "each is as large as it can be"
 
 
-def test_a_way_that_gives_nothing_out_is_a_failure(requests: list[Request], limits: BatchLimits) -> None:
+def test_a_way_that_gives_nothing_out_is_a_failure(requests: list[TraceRequest], limits: BatchLimits) -> None:
     with pytest.raises(RuntimeError, match="only 3 of 4"):
-        take_turns(CountingEngine(), {"one": ByArrival(requests[:3], limits)}, 4)
+        take_turns(CountingEngine(), {"one": by_arrival(requests[:3], limits)}, 4)
 
 
 def test_the_figures_are_ratios_of_the_same_run() -> None:
-    one = Tally(10.0, 4.0, 20, 20, 100, 1_000, 1_000)
+    one = WayTotals(10.0, 4.0, 20, 20, 100, 1_000, 1_000)
     arrival = replace(one, seconds=2.0, prefill_s=1.0)
     padded = replace(one, seconds=4.0, prefill_s=3.0, computed_tokens=3_000)
-    bucketed = replace(one, seconds=1.0, prefill_s=0.5, batches=5, computed_tokens=1_100)
-    tallies = {ONE: one, BUCKETED: bucketed, ARRIVAL: arrival, PADDED: padded}
+    ours = replace(one, seconds=1.0, prefill_s=0.5, batches=5, computed_tokens=1_100)
+    tallies = {ONE: one, BUCKETED: ours, ARRIVAL: arrival, PADDED: padded}
     made = result(tallies)
     values = {figure.name: figure.value for figure in made.figures}
     assert values["bucketed: tokens/s divided by one at a time"] == pytest.approx(10.0)

@@ -7,8 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.faults import SEED_VARIABLE, SEEDS, fault_seed
-from benchmarks.faults.plan import END, EVERY_KIND, KILL, PAUSE, Cast, Fault, Target, count_kinds, long_plan
+from benchmarks.faults.plan import (
+    END,
+    EVERY_KIND,
+    KILL,
+    PAUSE,
+    SEED_VARIABLE,
+    SEEDS,
+    Cast,
+    Fault,
+    FaultTarget,
+    count_kinds,
+    fault_seed,
+    long_plan,
+)
 from benchmarks.faults.traffic import longest_gap_s
 
 CAST = Cast(("d1", "d2"), ("c1", "c2", "c3"), "r")
@@ -19,8 +31,8 @@ def test_a_plan_has_as_many_faults_as_asked_for_and_the_restart_is_not_the_first
     plan = long_plan(random.Random(seed), CAST, faults)
 
     assert len(plan) == faults + 1
-    assert [fault.target for fault in plan].count(Target.BROKER) == 1
-    assert faults == 0 or plan[0].target is not Target.BROKER
+    assert [fault.target for fault in plan].count(FaultTarget.BROKER) == 1
+    assert faults == 0 or plan[0].target is not FaultTarget.BROKER
     assert all(len(set(fault.victims)) == len(fault.victims) for fault in plan)
 
 
@@ -29,7 +41,7 @@ def test_a_long_plan_has_every_kind_and_pairs(seed: int) -> None:
     plan = long_plan(random.Random(seed), CAST, len(EVERY_KIND) + 4)
 
     kinds = count_kinds(CAST, plan)
-    assert kinds.keys() == {*EVERY_KIND, (END, Target.BROKER)}
+    assert kinds.keys() == {*EVERY_KIND, (END, FaultTarget.BROKER)}
     assert [len(fault.victims) for fault in plan].count(2) == 4
     assert sum(kinds.values()) == len(plan) + 4
 
@@ -41,12 +53,12 @@ def test_the_same_dice_make_the_same_plan() -> None:
 
 
 def test_a_pair_counts_for_what_each_of_it_is() -> None:
-    struck = [Fault(KILL, Target.CONSUMER, ("d1", "c2")), Fault(PAUSE, Target.ENGINE, ("c1",))]
+    struck = [Fault(KILL, FaultTarget.CONSUMER, ("d1", "c2")), Fault(PAUSE, FaultTarget.ENGINE, ("c1",))]
 
     assert count_kinds(CAST, struck) == {
-        (KILL, Target.DISPATCHER): 1,
-        (KILL, Target.CONSUMER): 1,
-        (PAUSE, Target.ENGINE): 1,
+        (KILL, FaultTarget.DISPATCHER): 1,
+        (KILL, FaultTarget.CONSUMER): 1,
+        (PAUSE, FaultTarget.ENGINE): 1,
     }
     assert [str(fault) for fault in struck] == ["SIGKILL d1 and c2", "SIGSTOP the engine of c1"]
 

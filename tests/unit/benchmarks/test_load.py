@@ -5,26 +5,30 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 
 import pytest
 
 from benchmarks import fairness, isolation
-from benchmarks.faults.rig import are_shared
-from benchmarks.load import MAX_LAG_MS, LoadGenerator, Offered, plan, text_of
-from benchmarks.observed import (
+from benchmarks.fairness import are_shared
+from benchmarks.load import (
+    MAX_LAG_MS,
+    LoadGenerator,
     Observed,
+    Offered,
     completions,
     goodput_tokens,
     latency_percentile_ms,
+    plan,
     refusal_times_ms,
     submitted_within,
+    text_of,
     waits,
 )
-from benchmarks.overload import growth, sampled_rss_mib
+from benchmarks.overload import growth, sampled_mib
 from benchmarks.processes import resident_bytes
-from benchmarks.service_curve import Completion
+from benchmarks.service_curve import ServedRequest
 from benchmarks.simulated_pool import SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.names import backfill_topic, requests_topic
@@ -104,7 +108,11 @@ def test_only_what_came_in_time_is_good() -> None:
     found = [_SERVED, late, outside, _REFUSED, _EXPIRED, _WAITING]
 
     assert goodput_tokens(found, (1_000, 2_000)) == 30
-    assert completions(found) == [Completion(1_400, "a", 30), Completion(1_400, "a", 30), Completion(2_000, "a", 30)]
+    assert completions(found) == [
+        ServedRequest(1_400, "a", 30),
+        ServedRequest(1_400, "a", 30),
+        ServedRequest(2_000, "a", 30),
+    ]
     assert refusal_times_ms(found) == [12]
     assert submitted_within(found, (1_500, 2_000)) == [outside]
 
@@ -135,15 +143,11 @@ def test_memory_of_a_process_can_be_read() -> None:
 
 
 def test_the_death_of_the_process_is_an_error_of_the_measurement() -> None:
-    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-
-    measurement = ExitStack()
-    measurement.enter_context(sampled_rss_mib(process.pid))
-    process.kill()
-    process.communicate()
+    process = subprocess.Popen([sys.executable, "-c", "pass"])
+    process.wait()
 
     with pytest.raises(RuntimeError, match="died"):
-        measurement.close()
+        sampled_mib(process.pid, 10.0)
 
 
 def test_load_that_comes_too_late_is_an_error() -> None:
@@ -193,9 +197,13 @@ def test_fairness_compares_each_run_with_fifo_on_as_many_dispatchers(monkeypatch
 
     def measure(
         policy: str, dispatcher_count: int, weights: Mapping[str, float], _pool: SimulatedPool, _seconds: float
-    ) -> fairness.Measured:
+    ) -> fairness.Run:
         served = {tenant: weight * 100 * (1.1 if tenant == "one" else 1) for tenant, weight in weights.items()}
-        return fairness.Measured(gaps[policy, dispatcher_count], 99.0 if policy == "drr" else 100.0, 60.0, served, 1.0)
+        return {
+            "gap_tokens": gaps[policy, dispatcher_count],
+            "tokens_per_s": 99.0 if policy == "drr" else 100.0,
+            **{f"served_{tenant}": tokens for tenant, tokens in served.items()},
+        }
 
     monkeypatch.setattr(fairness, "measure", measure)
     result = fairness.run(1.0)
@@ -209,8 +217,8 @@ def test_fairness_compares_each_run_with_fifo_on_as_many_dispatchers(monkeypatch
 def test_isolation_divides_by_the_time_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     p99_ms = iter((100.0, 140.0, 9_000.0))
 
-    def measure(_servers: object, _pool: SimulatedPool, _seconds: float, *, flood: bool) -> isolation.Measured:
-        return isolation.Measured(10, 10, 20.0, next(p99_ms), 1.0)
+    def measure(_servers: object, _pool: SimulatedPool, _seconds: float, *, flood: bool) -> dict[str, float]:
+        return {"requests": 10, "served": 10, "p50_ms": 20.0, "p99_ms": next(p99_ms)}
 
     monkeypatch.setattr(isolation, "running", lambda _policy, _pool: nullcontext())
     monkeypatch.setattr(isolation, "measure", measure)

@@ -9,7 +9,6 @@ from benchmarks.__main__ import DOCUMENT, HOW
 from benchmarks.result import (
     Bound,
     Figure,
-    Machine,
     ReportError,
     Result,
     median_of,
@@ -19,7 +18,7 @@ from benchmarks.result import (
     write,
 )
 
-MACHINE = Machine(2, 24, "3.11.7", "Linux")
+MACHINE = "2 cores, 24 GiB, Python 3.11.7"
 
 
 @pytest.mark.parametrize(

@@ -6,14 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.retrieval_questions import Question, documentation, read_questions, recalled, squeezed, stdlib_passages
+from benchmarks.retrieval import StdlibQuestion, documentation, read_questions, recalled, squeezed, stdlib_passages
 
 QUESTIONS = read_questions()
 TEXTS = documentation()
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=lambda question: question.question[:40])
-def test_the_answer_stands_once_in_the_text_it_is_said_to_stand_in(question: Question) -> None:
+def test_the_answer_stands_once_in_the_text_it_is_said_to_stand_in(question: StdlibQuestion) -> None:
     assert squeezed(TEXTS[question.source]).count(squeezed(question.phrase)) == 1
 
 
@@ -33,7 +33,7 @@ def test_no_question_quotes_its_answer() -> None:
 
 
 def test_white_space_does_not_count_and_the_text_does() -> None:
-    question = Question("Why?", "topic/a", "one two\nthree")
+    question = StdlibQuestion("Why?", "topic/a", "one two\nthree")
     assert question.is_answered_by("topic/a", "zero one\n   two three four")
     assert not question.is_answered_by("topic/b", "zero one two three")
     assert not question.is_answered_by("topic/a", "one two")
@@ -47,7 +47,7 @@ def test_an_entry_that_lacks_something_is_an_error(tmp_path: Path) -> None:
 
 
 def test_recall_is_of_the_questions_whose_passage_is_near_enough() -> None:
-    questions = [Question("?", "topic/a", "first"), Question("??", "topic/b", "second")]
+    questions = [StdlibQuestion("?", "topic/a", "first"), StdlibQuestion("??", "topic/b", "second")]
     passages = [("topic/a", "the second"), ("topic/a", "the first"), ("topic/b", "the second")]
     held = np.eye(3, dtype=np.float32)
     asked = np.array([[0.1, 0.9, 0.0], [0.9, 0.5, 0.1]], dtype=np.float32)

@@ -9,30 +9,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.service_curve import (
-    Completion,
     Interval,
+    ServedRequest,
     jain_index,
     largest_gap,
     largest_share_error,
     least_within,
     longest_common_wait,
     percentile,
-    restored_after_ms,
     served_tokens,
     within,
 )
+from tests.kit.fair_again import restored_after_ms
 
 _TENANTS = ("a", "b", "c")
 _WEIGHTS = {"a": 1.0, "b": 2.0, "c": 4.0}
 _END_MS = 30
 
 completions = st.lists(
-    st.builds(Completion, st.integers(0, _END_MS - 1), st.sampled_from(_TENANTS), st.integers(1, 50).map(float)),
+    st.builds(ServedRequest, st.integers(0, _END_MS - 1), st.sampled_from(_TENANTS), st.integers(1, 50).map(float)),
     max_size=25,
 ).map(lambda found: sorted(found, key=lambda one: one.at_ms))
 
 
-def gap_by_hand(found: Sequence[Completion]) -> float:
+def gap_by_hand(found: Sequence[ServedRequest]) -> float:
     """Every pair, every interval."""
     largest = 0.0
     for start in range(_END_MS + 1):
@@ -44,32 +44,37 @@ def gap_by_hand(found: Sequence[Completion]) -> float:
 
 
 @given(completions)
-def test_the_largest_gap_is_that_over_every_interval(found: list[Completion]) -> None:
+def test_the_largest_gap_is_that_over_every_interval(found: list[ServedRequest]) -> None:
     assert largest_gap(found, _WEIGHTS) == pytest.approx(gap_by_hand(found))
 
 
 def test_what_evens_out_within_a_millisecond_is_no_gap() -> None:
-    found = [Completion(1, "a", 100), Completion(1, "b", 200), Completion(2, "a", 50), Completion(2, "b", 100)]
+    found = [
+        ServedRequest(1, "a", 100),
+        ServedRequest(1, "b", 200),
+        ServedRequest(2, "a", 50),
+        ServedRequest(2, "b", 100),
+    ]
 
     assert largest_gap(found, {"a": 1.0, "b": 2.0}) == 0
 
 
 def test_a_gap_in_the_middle_counts_though_the_ends_are_even() -> None:
-    found = [Completion(at, "a", 10) for at in range(5)] + [Completion(at, "b", 10) for at in range(5, 10)]
+    found = [ServedRequest(at, "a", 10) for at in range(5)] + [ServedRequest(at, "b", 10) for at in range(5, 10)]
 
     assert served_tokens(found, _TENANTS) == {"a": 50, "b": 50, "c": 0}
     assert largest_gap(found, {"a": 1.0, "b": 1.0}) == 50
 
 
 def test_nobody_else_counts() -> None:
-    found = [Completion(1, "stranger", 1_000.0), Completion(2, "a", 1.0)]
+    found = [ServedRequest(1, "stranger", 1_000.0), ServedRequest(2, "a", 1.0)]
 
     assert largest_gap(found, {"a": 1.0, "b": 1.0}) == 1
     assert largest_gap(found, {"a": 1.0}) == 0
 
 
 @given(completions, st.integers(0, 120))
-def test_from_the_moment_of_restoration_on_no_gap_is_above_the_bound(found: list[Completion], bound: int) -> None:
+def test_from_the_moment_of_restoration_on_no_gap_is_above_the_bound(found: list[ServedRequest], bound: int) -> None:
     after_ms = restored_after_ms(found, _WEIGHTS, (0, _END_MS), bound)
 
     assert largest_gap(within(found, (after_ms, _END_MS)), _WEIGHTS) <= bound

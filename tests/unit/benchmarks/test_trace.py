@@ -5,7 +5,8 @@ from statistics import fmean, pstdev
 
 import pytest
 
-from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceRow, TraceSampler, load_trace
+from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceSampler, load_trace
+from producers.replay.trace import TraceRow
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +55,7 @@ def test_arrivals_come_at_the_rate_and_in_bursts(rows: tuple[TraceRow, ...], rat
 
 
 def test_a_steady_pace_has_no_bursts(rows: tuple[TraceRow, ...]) -> None:
-    times = TraceSampler(rows, 3).steady_arrivals(10.0, 100.0)
+    times = TraceSampler(rows, 3).arrivals(10.0, 100.0, steady=True)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
 
     assert len(times) == pytest.approx(1_000, rel=0.05)

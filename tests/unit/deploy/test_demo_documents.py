@@ -1,11 +1,10 @@
 """The questions about the demo's handbook: what answers them, and what does not."""
 
-import dataclasses
 from pathlib import Path
 
 import pytest
 
-from benchmarks.grounded import Asked, result_of, write_elsewhere
+from benchmarks.grounded import result_of, run_of, write_elsewhere
 from deploy.demo.documents import FOLDER, Question, load_questions, says
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
@@ -63,15 +62,16 @@ def test_the_other_tenant_has_another_answer_to_every_question(tmp_path: Path) -
 
 def test_the_benchmark_misses_its_aims_when_answers_are_wrong_or_known_to_others() -> None:
     refused = InferenceReply("r", "initech", Outcome.REJECTED, code=Code.INVALID, field="retrieval.collection")
-    good = Asked(BERTH, answered("Berth 12."), answered("Berth 3."), answered("Berth 29."), refused)
-    assert result_of([good.as_run(1)]).met
+    good = {
+        "grounded": answered("Berth 12."),
+        "ungrounded": answered("Berth 3."),
+        "neighbour": answered("Berth 29."),
+        "stranger": refused,
+    }
+    assert result_of([run_of(1, BERTH, good)]).met
     with pytest.raises(RuntimeError, match="answered rejected invalid"):
-        dataclasses.replace(good, neighbour=refused)
+        run_of(1, BERTH, {**good, "neighbour": refused})
     wrong, knowing = answered("Berth 3."), answered("Who knows. Berth 12.")
-    for bad in (
-        dataclasses.replace(good, grounded=wrong),
-        dataclasses.replace(good, ungrounded=knowing),
-        dataclasses.replace(good, neighbour=knowing),
-        dataclasses.replace(good, stranger=wrong),
-    ):
-        assert [figure.met for figure in result_of([bad.as_run(1)]).figures].count(False) == 1
+    for bad in ({"grounded": wrong}, {"ungrounded": knowing}, {"neighbour": knowing}, {"stranger": wrong}):
+        figures = result_of([run_of(1, BERTH, {**good, **bad})]).figures
+        assert [figure.met for figure in figures].count(False) == 1

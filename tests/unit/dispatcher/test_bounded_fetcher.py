@@ -11,7 +11,7 @@ from aiokafka import errors
 from aiokafka.consumer.fetcher import Fetcher, FetchError
 from aiokafka.structs import TopicPartition
 
-from benchmarks.attacks.batches import batch, gzip_of_zeros
+from benchmarks.record_batches import batch, gzip_of_zeros
 from fairlane.clock import now_ms
 from stream_processors.dispatcher.reading import bounded_fetcher
 from stream_processors.dispatcher.reading.bounded_fetcher import (

@@ -10,9 +10,10 @@ from aiokafka.structs import ConsumerRecord, TopicPartition
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacks.batches import CONTROL, TRANSACTIONAL, Written, batch, gzip_of_zeros
+from benchmarks.record_batches import Written, batch, gzip_of_zeros
 from fairlane.codec import DecodeProblem
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
+from tests.kit.broker_log import CONTROL, TRANSACTIONAL
 
 TP = TopicPartition("requests.acme", 0)
 PRODUCER = 7

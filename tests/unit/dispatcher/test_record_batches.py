@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.attacks.batches import (
+from benchmarks.record_batches import (
     CODECS,
     Written,
     batch,
@@ -17,8 +17,6 @@ from benchmarks.attacks.batches import (
     gzip,
     record_bytes,
     varint,
-    with_crc,
-    xerial,
 )
 from fairlane.codec import DecodeError, DecodeProblem
 from fairlane.record_bounds import MAX_KEY_BYTES
@@ -35,6 +33,7 @@ from stream_processors.dispatcher.reading.record_batches import (
     inflate,
     split,
 )
+from tests.kit.broker_log import with_crc, xerial
 
 MIB = 1024 * 1024
 WRITTEN = st.builds(

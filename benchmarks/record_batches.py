@@ -1,21 +1,27 @@
-"""Record batches of Kafka's log, well made and hostile, as bytes."""
+"""Record batches of Kafka's log, valid and hostile, as bytes, and a produce request that sends them unchecked."""
 
+import socket
 import struct
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from time import monotonic, sleep
 from typing import NamedTuple
 
 import cramjam
 from aiokafka.record.util import calc_crc32c, encode_varint
+from confluent_kafka import KafkaError
 
-HEADER = struct.Struct(">qiibIhiqqqhii")
-CRC_FROM = 21
+_PRODUCE, _VERSION = 0, 7
+_ALL_REPLICAS = -1
+_TIMEOUT_MS = 30_000
+_LEADER_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.NOT_LEADER_FOR_PARTITION)
+_LEADER_TIMEOUT_S = 10
+_LEADER_RETRY_S = 0.05
+_RESPONSE = struct.Struct(">ihqqq")
 CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
-LOG_APPEND_TIME, TRANSACTIONAL, CONTROL = 0x08, 0x10, 0x20
 # Version 1, independent blocks, none above 4 MiB, and the checksum of that.
 _LZ4_FRAME_HEADER = b"\x04\x22\x4d\x18\x60\x70\x73"
 _LZ4_BLOCK_BYTES = 4 * 1024 * 1024
-XERIAL_HEADER = b"\x82SNAPPY\x00" + struct.pack(">ii", 1, 1)
 
 
 class Written(NamedTuple):
@@ -123,15 +129,50 @@ def gzip_of_zeros(size: int) -> bytes:
     return b"".join(parts)
 
 
-def xerial(data: bytes, block_bytes: int = 32_768) -> bytes:
-    """Snappy in the framing of snappy-java, which Java's producer writes."""
-    framed = bytearray(XERIAL_HEADER)
-    for start in range(0, len(data), block_bytes):
-        block = bytes(cramjam.snappy.compress_raw(data[start : start + block_bytes]))
-        framed += struct.pack(">i", len(block)) + block
-    return bytes(framed)
+class ProduceRefusedError(Exception):
+    """The broker refused a batch, with this error code and its name."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        self.name = KafkaError(code).name()
+        super().__init__(self.name)
 
 
-def with_crc(data: bytes) -> bytes:
-    """The batch with the checksum that fits its bytes."""
-    return data[:17] + struct.pack(">I", calc_crc32c(data[CRC_FROM:])) + data[CRC_FROM:]
+def produce_batch(bootstrap_servers: str, topic: str, batch: bytes, *, partition: int = 0) -> int:
+    """Write one batch. Returns its base offset. Raises ProduceRefusedError."""
+    deadline = monotonic() + _LEADER_TIMEOUT_S
+    while True:
+        try:
+            return _produce_once(bootstrap_servers, topic, batch, partition)
+        except ProduceRefusedError as refused:
+            # As every client does: a broker leads a new partition only a moment after it was created.
+            if refused.code not in _LEADER_MISSING or monotonic() > deadline:
+                raise
+            sleep(_LEADER_RETRY_S)
+
+
+def _produce_once(bootstrap_servers: str, topic: str, batch: bytes, partition: int) -> int:
+    host, port = bootstrap_servers.split(",", maxsplit=1)[0].rsplit(":", 1)
+    request = struct.pack(">hhi", _PRODUCE, _VERSION, 1) + _string("hostile") + struct.pack(">h", -1)
+    request += struct.pack(">hi", _ALL_REPLICAS, _TIMEOUT_MS)
+    request += struct.pack(">i", 1) + _string(topic) + struct.pack(">ii", 1, partition)
+    request += struct.pack(">i", len(batch)) + batch
+    with (
+        socket.create_connection((host, int(port)), timeout=_TIMEOUT_MS / 1_000) as connection,
+        connection.makefile("rb") as answer,
+    ):
+        connection.sendall(struct.pack(">i", len(request)) + request)
+        size = int.from_bytes(answer.read(4), "big")
+        response = answer.read(size)
+        if not size or len(response) < size:
+            raise ConnectionError("the broker closed the connection")
+    # The correlation id, one topic with its name, one partition.
+    found = 4 + 4 + 2 + len(topic) + 4
+    _, code, base_offset, _, _ = _RESPONSE.unpack_from(response, found)
+    if code:
+        raise ProduceRefusedError(code)
+    return int(base_offset)
+
+
+def _string(text: str) -> bytes:
+    return struct.pack(">h", len(text)) + text.encode()

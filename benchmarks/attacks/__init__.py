@@ -1,1 +1,0 @@
-"""Hostile records and an honest neighbour, shared by the benchmark and the tests."""

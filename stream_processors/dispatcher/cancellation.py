@@ -7,14 +7,12 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership
 from fairlane.schema_registry import RegistryError
 from fairlane_server.kafka.transactions import Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
+from stream_processors.dispatcher.admission.stage import AdmissionInbox
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.output.stage import OutputStage
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 

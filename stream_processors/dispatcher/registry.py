@@ -13,9 +13,9 @@ from fairlane.records import ModelVersion, TenantSpec
 from fairlane_server.control.tenants_file import check_numbers
 from stream_processors.dispatcher.intake.validation import Rejection, within_tenant_bound
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.backlog_statistics import Share
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
-from stream_processors.dispatcher.scheduling.shares import Share
 
 log = get_logger(__name__)
 

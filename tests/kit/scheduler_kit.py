@@ -11,8 +11,7 @@ from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitt
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, Settled, WorkId
-from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy, Turn
 from stream_processors.dispatcher.scheduling.window import Fleet
 
 POOL = "pool"

@@ -13,12 +13,15 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim, Ownership
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane_server.kafka.transactions import Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.deduplication.recent_results import RecentResult
-from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
+from stream_processors.dispatcher.admission.stage import AdmissionInbox
+from stream_processors.dispatcher.deduplication.duplicates import (
+    Duplicate,
+    DuplicateBounds,
+    DuplicateQueues,
+    RecentResult,
+)
 from stream_processors.dispatcher.output.stage import OutputStage
-from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, Candidate, QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
@@ -172,7 +175,7 @@ class DeduplicationStage:
         queued = duplicate.queued
         if self._is_under_way(duplicate.first):
             self._settle(queued, duplicate.first, None)
-        elif self.response_cache.recent_results.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
+        elif self.response_cache.recent_results.get((queued.tenant, queued.request_id)) is RecentResult.REFUSED_FOR_NOW:
             await self._try_again(duplicate)
         else:
             tries = duplicate.tries + 1
@@ -180,7 +183,7 @@ class DeduplicationStage:
 
     async def _try_again(self, duplicate: Duplicate) -> None:
         queued, first = duplicate.queued, duplicate.first
-        self.response_cache.recent_results.forget(queued.tenant, queued.request_id)
+        self.response_cache.recent_results.pop((queued.tenant, queued.request_id), None)
         await self.output.accepted_ids.forget([(queued.tenant, queued.request_id, first)])
         (now_first,) = await self.output.accepted_ids.first_seen([queued.seen])
         if now_first is None or now_first == first:
@@ -201,7 +204,9 @@ class DeduplicationStage:
     def _give_up(self, duplicate: Duplicate) -> None:
         """Settle a duplicate whose first's reply cannot be looked up in time."""
         queued = duplicate.queued
-        is_answered = self.response_cache.recent_results.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
+        is_answered = (
+            self.response_cache.recent_results.get((queued.tenant, queued.request_id)) is RecentResult.ANSWERED
+        )
         if is_answered or self._is_under_way(duplicate.first):
             self._settle(queued, duplicate.first, None)
             return

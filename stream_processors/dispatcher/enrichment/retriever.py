@@ -16,14 +16,12 @@ from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
 from fairlane_server.store_error import StoreError
+from stream_processors.dispatcher.enrichment.context import Retrieved, nothing
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, TenantBreakers
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 log = get_logger(__name__)
-
-NO_MODE = "none"
-"""Mode of a retrieval without result."""
 
 _LEAST_WIDTH = 10
 _MAX_COLLECTIONS = 4_096
@@ -36,14 +34,6 @@ _Search = tuple[str, str, int, str, int, str]
 
 LEAST_BUDGET_S = 0.01
 """Below this time no query is made: it would be late."""
-
-
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """Passages, best first, and how they were retrieved."""
-
-    hits: tuple[Hit, ...]
-    use: RetrievalUse
 
 
 class RetrievalCache(Protocol):
@@ -229,8 +219,3 @@ def _of(hits: Sequence[Hit], collection: Collection, mode: str, reason: Retrieva
     if not hits:
         return nothing(collection.name, reason or RetrievalReason.NOTHING_FOUND, collection.version)
     return Retrieved(tuple(hits), RetrievalUse(collection.name, mode, reason, collection.version))
-
-
-def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> Retrieved:
-    """An empty result with its reason."""
-    return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))

@@ -14,19 +14,22 @@ from fairlane.records import Retrieval, SourceCoordinate
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Permit, Ticket, Urgency
 from stream_processors.dispatcher.enrichment.context import (
     Context,
+    ReadHistory,
+    Retrieved,
     is_enough,
     needs_context,
     needs_history,
     needs_passages,
+    nothing,
+    query_text,
     room_for_history,
     with_context,
 )
-from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
-from stream_processors.dispatcher.enrichment.prompt_room import query_text
-from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retrieved, Retriever, nothing
+from stream_processors.dispatcher.enrichment.history import HistoryReader
+from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retriever
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Turn
 
 log = get_logger(__name__)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 
 MAX_UNDECIDED_BYTES = 64 * 1024 * 1024
 

@@ -21,7 +21,7 @@ from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.ownership import Claim, PartitionId
 from fairlane.schema_registry import RegistryError
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 
 log = get_logger(__name__)
 

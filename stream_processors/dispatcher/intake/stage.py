@@ -11,12 +11,10 @@ from fairlane.names import is_backfill
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
 from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
-from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, Candidate, QueuedRequest, ReceivedRecord
 
 _MOST_THAT_WAITED = 64
 """Records that waited for a schema and are decided between two commits. More would delay the other tenants' records in

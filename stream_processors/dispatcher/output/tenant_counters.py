@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.outcomes import Decision
-from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.output.heartbeat_report import TenantStats
 
 UNREGISTERED = ""
 """Common label of all unregistered tenants, whose number is unbounded. No tenant has this name."""

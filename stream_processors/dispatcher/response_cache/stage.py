@@ -12,8 +12,8 @@ from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import RegistryError
 from fairlane_server.caching.entries import CacheKey
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.deduplication.recent_results import RecentResults
+from stream_processors.dispatcher.admission.stage import AdmissionInbox
+from stream_processors.dispatcher.deduplication.duplicates import RecentResult, RecentResults
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
@@ -174,7 +174,7 @@ class ResponseCacheStage:
             for claim in claims:
                 answered = self._answered.pop(claim, None)
                 if answered is not None:
-                    self.recent_results.answered(answered.tenant, answered.request_id)
+                    self.recent_results[answered.tenant, answered.request_id] = RecentResult.ANSWERED
                 leader = self._led_by.get(_place(claim))
                 if leader is not None and not leader.is_sent:
                     self._end(leader)

@@ -1,18 +1,77 @@
-"""Running sums of the backlog per class and tenant, so that reading them is O(1). Pure."""
+"""Shares of the tenants, and running sums of the backlog per class and tenant. Pure."""
 
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
+from math import inf
 from operator import attrgetter, itemgetter
 from typing import Generic, Protocol, TypeVar
 
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_SHARE, Share, checked_weight
+from fairlane.outcomes import Priority
+from fairlane.ownership import Claim
+from fairlane.records import TenantGroup
+
+DEFAULT_CLASS_WEIGHTS: Mapping[str, float] = {
+    Priority.HIGH.value: 8.0,
+    Priority.NORMAL.value: 3.0,
+    Priority.LOW.value: 1.0,
+}
+
+NO_GROUP = ""
+
+
+def checked_weight(name: str, weight: float) -> float:
+    """The weight. Raises ValueError unless it is positive and finite."""
+    if not 0.0 < weight < inf:
+        raise ValueError(f"{name}: a weight must be positive and finite, not {weight}")
+    return weight
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A tenant's weight within its class, and its groups, which divide the tenant's service by their weights.
+
+    Requests without a group, or of an unknown one, count as one more group of weight 1 on the first level; requests of
+    a group that has groups below it count as one more of those.
+
+    Raises:
+        ValueError: a weight that is not positive and finite, a group named twice or not at all, a parent that is not
+            among the groups, or a cycle.
+    """
+
+    weight: float = 1.0
+    groups: tuple[TenantGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        checked_weight("tenant", self.weight)
+        parents = {group.group: group.parent or NO_GROUP for group in self.groups}
+        if len(parents) < len(self.groups) or NO_GROUP in parents:
+            raise ValueError("groups need a name each")
+        for group in self.groups:
+            checked_weight(f"group {group.group}", group.weight)
+            above, seen = parents[group.group], {group.group}
+            while above != NO_GROUP:
+                if above in seen:
+                    raise ValueError(f"group {group.group}: its parents form a cycle")
+                if above not in parents:
+                    raise ValueError(f"group {group.group}: its parent {above} is not a group of this tenant")
+                seen.add(above)
+                above = parents[above]
+
+    @property
+    def structure(self) -> frozenset[tuple[str, str]]:
+        """Every group with its parent, without weights."""
+        return frozenset((group.group, group.parent or NO_GROUP) for group in self.groups)
+
+
+DEFAULT_SHARE = Share()
+
 
 _TOKENS = attrgetter("tokens")
 _SECOND = itemgetter(1)
 
 
-class Waiting(Protocol):
+class Queueable(Protocol):
     """The fields of a request that a queue uses. The claim identifies it."""
 
     @property
@@ -39,7 +98,26 @@ class Waiting(Protocol):
     def deadline_at_ms(self) -> int: ...
 
 
-ItemT = TypeVar("ItemT", bound=Waiting)
+class Schedulable(Queueable, Protocol):
+    """The fields of a request that the scheduler uses."""
+
+    @property
+    def claim(self) -> Claim: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def submitted_at_ms(self) -> int: ...
+    @property
+    def input_bytes(self) -> int: ...
+    @property
+    def is_backfill(self) -> bool: ...
+
+
+ItemT = TypeVar("ItemT", bound=Queueable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +180,7 @@ class BacklogStatistics(Generic[ItemT]):
             raise ValueError(f"unknown class: {priority_class}")
         return of_class.tenants.get(tenant) or TenantSums(tenant, of_class)
 
-    def _add(self, sums: TenantSums, item: Waiting) -> None:
+    def _add(self, sums: TenantSums, item: Queueable) -> None:
         """Count a request that was queued."""
         of_class = sums.of_class
         if not sums.requests:
@@ -116,7 +194,7 @@ class BacklogStatistics(Generic[ItemT]):
         of_class.tokens += cost_tokens
         of_class.size_bytes += size_bytes
 
-    def _subtract(self, sums: TenantSums, item: Waiting) -> bool:
+    def _subtract(self, sums: TenantSums, item: Queueable) -> bool:
         """Count a request that left. True when its tenant is to be forgotten and has none left."""
         of_class = sums.of_class
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes

@@ -6,7 +6,7 @@ scheduler.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, TypeVar
 
 from fairlane.names import priority_topic
 from fairlane.ownership import Claim
@@ -14,17 +14,57 @@ from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.admission_rule import CapacityState, Load, PoolCapacity, Prediction, predict
 from stream_processors.dispatcher.admission import rules
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Arrival, Bounds, Shed
+from stream_processors.dispatcher.scheduling.backlog_statistics import (
+    DEFAULT_CLASS_WEIGHTS,
+    Queueable,
+    Schedulable,
+    Share,
+)
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
 from stream_processors.dispatcher.scheduling.in_flight import Held, InFlight, Reserved
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex, TenantOccupancy
-from stream_processors.dispatcher.scheduling.turns import ItemT, Lateness, Turn, View
 from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, Fleet, FleetShare, room_tokens, window
 
 CLASS_WEIGHTS = DEFAULT_CLASS_WEIGHTS
 
 _MEAN_COST_GAIN = 0.02
+
+ItemT = TypeVar("ItemT", bound=Schedulable)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The inputs of a dispatch: work in flight on partitions that a live consumer owns, the pool's window, and this
+    dispatcher's share of it."""
+
+    in_flight_tokens: int
+    window_tokens: float
+    in_flight_items: int
+    window_items: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Generic[ItemT]):
+    """A request whose turn has come. A late one cannot be answered in time and must not run. ``partition`` is that of
+    the priority topic, ANY_PARTITION while they are unknown."""
+
+    item: ItemT
+    is_late: bool
+    partition: int
+    view: View
+
+
+@dataclass(frozen=True, slots=True)
+class Lateness:
+    """Whether a request that starts at the earliest possible time would end after its deadline."""
+
+    earliest_start_ms: int
+    ms_per_token: float
+
+    def __call__(self, item: Queueable) -> bool:
+        return self.earliest_start_ms + item.cost_tokens * self.ms_per_token > item.deadline_at_ms
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,30 +6,18 @@ online request, and a backlog of online requests never stops the reading of back
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from fairlane.records import TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, backfill_paused
-from stream_processors.dispatcher.scheduling.turns import Schedulable
+from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 
-
-class Identified(Protocol):
-    """A request found by tenant and id; the claim identifies it among those of the same id."""
-
-    @property
-    def claim(self) -> Hashable: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def request_id(self) -> str: ...
-
-
-ItemT = TypeVar("ItemT", bound=Identified)
+ItemT = TypeVar("ItemT", bound=Schedulable)
 
 
 @dataclass(slots=True)
 class RequestIndex(Generic[ItemT]):
-    """A tenant may send an id any number of times. Every method is O(1) plus the size of its result."""
+    """Requests by tenant and id; an id may be sent any number of times. All methods are O(1) plus their result."""
 
     _by_id: dict[tuple[str, str], dict[Hashable, ItemT]] = field(default_factory=dict)
 

@@ -8,16 +8,20 @@ import pytest
 
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec, UsageEvent
-from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
+from stream_processors.dispatcher.deduplication.duplicates import (
+    Duplicate,
+    DuplicateBounds,
+    DuplicateQueues,
+    RecentResult,
+    RecentResults,
+)
 from stream_processors.dispatcher.deduplication.stage import (
     HELD_FOR_MS,
     ReplyGoneError,
     ReplyUnknownError,
 )
-from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
 from stream_processors.dispatcher.feedback.work_records import WorkSeen
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
-from stream_processors.dispatcher.queued_request import Candidate
+from stream_processors.dispatcher.queued_request import Candidate, ReceivedRecord
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId
 from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
@@ -155,7 +159,7 @@ def test_a_retry_of_what_a_consumer_refused_is_run_without_any_archive(find: Fin
     bench.run(encoded(1))
     (work,) = bench.decoded("priority.pool.normal")
     assert work.source == SourceCoordinate("requests.acme", 0, 0)
-    assert bench.dispatcher.response_cache.recent_results.of("acme", request(1).request_id) is None
+    assert bench.dispatcher.response_cache.recent_results.get(("acme", request(1).request_id)) is None
 
 
 def test_what_was_handed_back_did_not_end() -> None:
@@ -177,14 +181,18 @@ def test_a_repeat_of_what_was_answered_is_dropped_when_the_answer_cannot_be_look
 
 
 def test_so_many_ends_are_known() -> None:
-    ends = RecentResults(max_known=2)
+    ends = RecentResults(2)
     place = WorkId("priority.pool.normal", 0, 1)
     for number in range(3):
         source = SourceCoordinate("requests.acme", 0, number)
         work = SourceCoordinate(*place)
         usage = UsageEvent(str(number), "acme", "pool", "words", "1", "normal", "ok", None, 1, 1, 0, 3, 1, 1, work)
         ends.note(Settled(place, "pool", "acme", 3, source, None, usage))
-    assert [ends.of("acme", str(number)) for number in range(3)] == [None, RecentResult.ANSWERED, RecentResult.ANSWERED]
+    assert [ends.get(("acme", str(number))) for number in range(3)] == [
+        None,
+        RecentResult.ANSWERED,
+        RecentResult.ANSWERED,
+    ]
 
 
 # Floods

@@ -15,7 +15,8 @@ from stream_processors.dispatcher.enrichment.concurrency_limiter import (
     Permit,
     Urgency,
 )
-from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
+from stream_processors.dispatcher.enrichment.context import ReadHistory
+from stream_processors.dispatcher.enrichment.history import HistoryReader
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.fake_passages import collection
 from tests.kit.fake_turns import FakeTurns, turn, turn_id

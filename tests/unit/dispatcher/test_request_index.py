@@ -4,26 +4,28 @@ from dataclasses import dataclass
 
 import pytest
 
-from fairlane.ownership import Claim, PartitionId
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
+from tests.kit.scheduler_kit import Request, claim
 
 
-@dataclass(frozen=True)
-class Item:
-    tenant: str
-    request_id: str
-    offset: int
+@dataclass(frozen=True, slots=True, eq=False)
+class Item(Request):
+    sent_id: str = ""
 
     @property
-    def claim(self) -> Claim:
-        return Claim(PartitionId("requests", 0), self.offset, 1)
+    def request_id(self) -> str:
+        return self.sent_id
+
+
+def item(tenant: str, request_id: str, offset: int) -> Item:
+    return Item(claim(offset), tenant, sent_id=request_id)
 
 
 def test_all_of_an_id_are_found_and_no_others() -> None:
     index: RequestIndex[Item] = RequestIndex()
-    first, again, others = Item("acme", "a", 1), Item("acme", "a", 2), (Item("other", "a", 3), Item("acme", "b", 4))
-    for item in (first, again, *others):
-        index.add(item)
+    first, again, others = item("acme", "a", 1), item("acme", "a", 2), (item("other", "a", 3), item("acme", "b", 4))
+    for one in (first, again, *others):
+        index.add(one)
     assert index.find("acme", "a") == (first, again)
     index.remove(first)
     assert index.find("acme", "a") == (again,)
@@ -36,7 +38,7 @@ def test_all_of_an_id_are_found_and_no_others() -> None:
 
 def test_nothing_is_kept_of_what_is_gone() -> None:
     index: RequestIndex[Item] = RequestIndex()
-    item = Item("acme", "a", 1)
-    index.add(item)
-    index.remove(item)
+    one = item("acme", "a", 1)
+    index.add(one)
+    index.remove(one)
     assert not index._by_id

@@ -12,8 +12,9 @@ from fairlane.records import Retrieval, RetrievalUse
 from fairlane_server.retrieval.embedder import EmbedderError, OpenQueryEmbedder
 from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
 from fairlane_server.store_error import StoreError
+from stream_processors.dispatcher.enrichment.context import NO_MODE, Retrieved
 from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
-from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever
+from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages, FakeRetrievalCache, collection, hit
 from tests.kit.waiting import PATIENCE_S

@@ -9,10 +9,10 @@ from fairlane.names import priority_topic
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate, TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Shed
+from stream_processors.dispatcher.scheduling.backlog_statistics import DEFAULT_CLASS_WEIGHTS
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Turn
 from tests.kit.scheduler_kit import (
     POLICIES,
     POOL,

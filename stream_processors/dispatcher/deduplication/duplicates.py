@@ -1,11 +1,17 @@
-"""Duplicates awaiting look-up, in one queue per tenant. Pure."""
+"""Duplicates awaiting look-up, in one queue per tenant, and the recent results of requests. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
+from cachetools import LRUCache
+
+from fairlane.names import is_returned
+from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.scheduling.in_flight import Settled
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
 
 _CROWDED_PART = 0.5
@@ -127,3 +133,30 @@ class DuplicateQueues:
 
     def _part(self, queue: _Queue) -> float:
         return max(len(queue.items) / self._bounds.items, queue.bytes / self._bounds.bytes)
+
+
+class RecentResult(Enum):
+    """The outcome of a request."""
+
+    ANSWERED = auto()
+    REFUSED_FOR_NOW = auto()
+    """Rejected with a code after which the sender may retry."""
+
+
+class RecentResults(LRUCache[tuple[str, str], RecentResult]):
+    """The latest outcomes by tenant and request id, for duplicates whose reply cannot be looked up."""
+
+    def __init__(self, maxsize: int = 20_000) -> None:
+        super().__init__(maxsize)
+
+    def note(self, settled: Settled) -> None:
+        """Record the outcome of settled work. A requeued item settles as OVERLOADED although its request goes on, so
+        that code counts only for an item read from a requeue topic, which consumers do not requeue again."""
+        usage = settled.usage
+        if usage is None:
+            return
+        is_refused = usage.code == Code.OVERLOADED
+        if is_refused and not is_returned(settled.source.topic):
+            return
+        result = RecentResult.REFUSED_FOR_NOW if is_refused else RecentResult.ANSWERED
+        self[usage.tenant, usage.request_id] = result

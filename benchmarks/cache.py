@@ -39,9 +39,8 @@ from stream_processors.dispatcher.response_cache.caches import (
     ITEM_OVERHEAD_BYTES,
     PassageCache,
     encode_hits,
-    make_caches,
 )
-from stream_processors.dispatcher.response_cache.hot_cache import HotPolicy
+from stream_processors.dispatcher.response_cache.hot_cache import HotCache
 
 NAME = "cache"
 HOW = "3 runs, the median of each figure; the look-ups of other tenants once"
@@ -137,8 +136,7 @@ async def _measure(
 
         def cache(most_bytes: int) -> PassageCache:
             entries = RedisCache(redis, _TTL_S, _PATIENT_S)
-            policy = HotPolicy(most_bytes=most_bytes, most_tenant_share=1.0)
-            return make_caches(entries, ttl_s=_TTL_S, semantic_threshold=0.95, clock=now_ms, hot=policy).passages
+            return PassageCache(entries, now_ms, _TTL_S, HotCache(most_bytes, most_tenant_share=1.0))
 
         async def find(one: Asked) -> tuple[Hit, ...]:
             vector = await embedder.embed_query(one.text)

@@ -12,11 +12,12 @@ from fairlane.clock import now_ms
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest, Message, Output, RequestInput, Retrieval, TokenUsage
 from fairlane_server.caching.entries import CacheKey, embedding_key, retrieval_key
-from fairlane_server.caching.responses import CachedAnswer, response_key, semantic_group
+from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer, response_key, semantic_group
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.store import Collection, Hit
-from stream_processors.dispatcher.response_cache.caches import Caches, decode_vector, encode_vector, make_caches
+from stream_processors.dispatcher.response_cache.caches import PassageCache, decode_vector, encode_vector
+from stream_processors.dispatcher.response_cache.lookup import SemanticCache
 
 OWNER = "acme"
 DIMENSIONS = 384
@@ -52,6 +53,13 @@ class Intruders:
     hits: int
     own: int
     own_hits: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    redis: RedisCache
+    passages: PassageCache
+    semantic: SemanticCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +100,7 @@ async def cross_tenant_hits(redis_url: str, look_ups: int, texts: int = 200) -> 
 LookUp = Callable[[_Question, str], Awaitable[bool]]
 
 
-def _look_ups(caches: Caches) -> tuple[LookUp, LookUp, LookUp, LookUp]:
+def _look_ups(caches: _Caches) -> tuple[LookUp, LookUp, LookUp, LookUp]:
     """Whether a tenant finds anything about a question, in each of the caches."""
 
     async def embedding(one: _Question, tenant: str) -> bool:
@@ -103,7 +111,7 @@ def _look_ups(caches: Caches) -> tuple[LookUp, LookUp, LookUp, LookUp]:
         return await caches.passages.get(_collection(tenant), *_SEARCH, one.text) is not None
 
     async def response(one: _Question, tenant: str) -> bool:
-        return await caches.responses.get(_response(one, tenant)) is not None
+        return await caches.redis.get(_response(one, tenant), decode_answer) is not None
 
     async def similar(one: _Question, tenant: str) -> bool:
         return await caches.semantic.find(_group(one, tenant), one.vector) is not None
@@ -111,14 +119,14 @@ def _look_ups(caches: Caches) -> tuple[LookUp, LookUp, LookUp, LookUp]:
     return embedding, passages, response, similar
 
 
-async def _store(caches: Caches, one: _Question) -> None:
+async def _store(caches: _Caches, one: _Question) -> None:
     hits = (Hit("manuals/vault#0", "vault", "", f"{OWNER}: {len(one.text)}", 4, 0.5),)
     answer = CachedAnswer(
         "id", "smol", _VERSION, Task.GENERATE, "torch", Output(text=OWNER), "stop", TokenUsage(1, 1), (), now_ms()
     )
     await caches.redis.put(embedding_key(OWNER, _EMBEDDER, one.text), encode_vector(one.vector))
     await caches.passages.put(_collection(OWNER), *_SEARCH, one.text, hits)
-    await caches.responses.put(_response(one, OWNER), answer)
+    await caches.redis.put(_response(one, OWNER), encode_answer(answer))
     caches.semantic.remember(_group(one, OWNER), one.vector, _response(one, OWNER))
     await caches.redis.settle()
 
@@ -142,8 +150,9 @@ async def _plant(redis: "Redis", one: _Question, intruder: str) -> None:
     await redis.rpush(name, *rows)
 
 
-def _caches(redis: "Redis") -> Caches:
-    return make_caches(RedisCache(redis, _TTL_S, _PATIENT_S), ttl_s=_TTL_S, semantic_threshold=0.95, clock=now_ms)
+def _caches(redis: "Redis") -> _Caches:
+    cache = RedisCache(redis, _TTL_S, _PATIENT_S)
+    return _Caches(cache, PassageCache(cache, now_ms, _TTL_S), SemanticCache(cache, threshold=0.95))
 
 
 def _collection(tenant: str) -> Collection:

@@ -16,7 +16,7 @@ RETRIES = Backoff(first_s=1.0, longest_s=60.0)
 def _ignore(_reason: str | None) -> None: ...
 
 
-class LazyEmbedder:
+class BackgroundEmbedder:
     """Until it is loaded, every use raises EmbedderError with the reason: requests are then answered without passages.
 
     Args:

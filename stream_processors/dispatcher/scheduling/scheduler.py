@@ -13,7 +13,7 @@ from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.admission_rule import CapacityState, Load, PoolCapacity, Prediction, predict
 from stream_processors.dispatcher.admission import rules
-from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Arrival, Bounds, Shed
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, Shed
 from stream_processors.dispatcher.scheduling.backlog_statistics import (
     DEFAULT_CLASS_WEIGHTS,
     Queueable,
@@ -157,18 +157,9 @@ class Scheduler(Generic[ItemT]):
         )
         return load, predict(load, item.cost_tokens)
 
-    def judge(self, item: ItemT, load: Load, now_ms: int) -> Admitted | Shed:
-        """Decide on admission."""
-        arrival = Arrival(
-            now_ms=now_ms,
-            submitted_at_ms=item.submitted_at_ms,
-            deadline_at_ms=item.deadline_at_ms,
-            cost_tokens=item.cost_tokens,
-            size_bytes=item.size_bytes,
-            request_id=item.request_id,
-            backfill=item.is_backfill,
-        )
-        return rules.decide(self.policy.admission, arrival, self._bounds(item.tenant), load)
+    def judge(self, item: ItemT, load: Load, now_ms: int) -> Shed | None:
+        """None if the request is admitted, else its rejection."""
+        return rules.decide(self.policy.admission, item, self._bounds(item.tenant), load, now_ms)
 
     def rank_at_most(self, item: ItemT) -> int:
         """Upper bound on the request's rank among its tenant's requests of its class, from 1: requests with a later

@@ -1,28 +1,17 @@
 """What waits, found by tenant and request id."""
 
-from dataclasses import dataclass
-
 import pytest
 
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
-from tests.kit.scheduler_kit import Request, claim
+from tests.kit.scheduler_kit import NamedRequest, claim
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Item(Request):
-    sent_id: str = ""
-
-    @property
-    def request_id(self) -> str:
-        return self.sent_id
-
-
-def item(tenant: str, request_id: str, offset: int) -> Item:
-    return Item(claim(offset), tenant, sent_id=request_id)
+def item(tenant: str, request_id: str, offset: int) -> NamedRequest:
+    return NamedRequest(claim(offset), tenant, name=request_id)
 
 
 def test_all_of_an_id_are_found_and_no_others() -> None:
-    index: RequestIndex[Item] = RequestIndex()
+    index: RequestIndex[NamedRequest] = RequestIndex()
     first, again, others = item("acme", "a", 1), item("acme", "a", 2), (item("other", "a", 3), item("acme", "b", 4))
     for one in (first, again, *others):
         index.add(one)
@@ -37,7 +26,7 @@ def test_all_of_an_id_are_found_and_no_others() -> None:
 
 
 def test_nothing_is_kept_of_what_is_gone() -> None:
-    index: RequestIndex[Item] = RequestIndex()
+    index: RequestIndex[NamedRequest] = RequestIndex()
     one = item("acme", "a", 1)
     index.add(one)
     index.remove(one)

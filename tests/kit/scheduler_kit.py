@@ -10,7 +10,7 @@ from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, Settled, WorkId
+from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, SettledWork, WorkId
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy, Turn
 from stream_processors.dispatcher.scheduling.window import Fleet
 
@@ -145,7 +145,7 @@ class Kit:
         self.in_flight.dispatched(work, Dispatched(source, tenant, dispatcher, cost_tokens))
         return work
 
-    def settle(self, item: Request) -> Settled:
+    def settle(self, item: Request) -> SettledWork:
         """A consumer is done with it."""
         source = source_of(item)
         work = self._works.get(source) or self.read_back(

@@ -11,7 +11,7 @@ from fairlane.names import is_returned
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
-from stream_processors.dispatcher.scheduling.in_flight import Settled
+from stream_processors.dispatcher.scheduling.in_flight import SettledWork
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
 
 _CROWDED_PART = 0.5
@@ -149,7 +149,7 @@ class RecentResults(LRUCache[tuple[str, str], RecentResult]):
     def __init__(self, maxsize: int = 20_000) -> None:
         super().__init__(maxsize)
 
-    def note(self, settled: Settled) -> None:
+    def note(self, settled: SettledWork) -> None:
         """Record the outcome of settled work. A requeued item settles as OVERLOADED although its request goes on, so
         that code counts only for an item read from a requeue topic, which consumers do not requeue again."""
         usage = settled.usage

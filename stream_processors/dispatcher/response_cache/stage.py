@@ -19,7 +19,7 @@ from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheLookup, CacheQuery
-from stream_processors.dispatcher.scheduling.in_flight import Settled
+from stream_processors.dispatcher.scheduling.in_flight import SettledWork
 
 log = get_logger(__name__)
 
@@ -179,7 +179,7 @@ class ResponseCacheStage:
                 if leader is not None and not leader.is_sent:
                     self._end(leader)
 
-    def settled(self, settled: Settled) -> None:
+    def settled(self, settled: SettledWork) -> None:
         """Note the result, and end the leader of this work, which is done or was requeued."""
         self.recent_results.note(settled)
         self._end(self._led_by.get(settled.source))

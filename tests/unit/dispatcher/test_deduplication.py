@@ -22,7 +22,7 @@ from stream_processors.dispatcher.deduplication.stage import (
 )
 from stream_processors.dispatcher.feedback.work_records import WorkSeen
 from stream_processors.dispatcher.queued_request import Candidate, ReceivedRecord
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId
+from stream_processors.dispatcher.scheduling.in_flight import Dispatched, SettledWork, WorkId
 from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
 
@@ -187,7 +187,7 @@ def test_so_many_ends_are_known() -> None:
         source = SourceCoordinate("requests.acme", 0, number)
         work = SourceCoordinate(*place)
         usage = UsageEvent(str(number), "acme", "pool", "words", "1", "normal", "ok", None, 1, 1, 0, 3, 1, 1, work)
-        ends.note(Settled(place, "pool", "acme", 3, source, None, usage))
+        ends.note(SettledWork(place, "pool", "acme", 3, source, None, usage))
     assert [ends.get(("acme", str(number))) for number in range(3)] == [
         None,
         RecentResult.ANSWERED,

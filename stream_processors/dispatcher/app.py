@@ -183,7 +183,6 @@ class DispatcherApp:
         return tasks if self._redis is None else tasks | {"redis state": report_state(self._redis)}
 
     def _owned(self, name: str, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
-        """A task whose failure ends the process."""
 
         def ended(task: "asyncio.Task[None]") -> None:
             if not task.cancelled() and (error := task.exception()) is not None:

@@ -35,13 +35,11 @@ class ReceivedRecord:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of the key, the value and the headers."""
         contents = sum(len(name) + len(content or b"") for name, content in self.headers)
         return len(self.key or b"") + len(self.value or b"") + contents
 
     @property
     def size_bytes(self) -> int:
-        """Memory used by the record."""
         return memory_bytes(len(self.value or b"") + len(self.key or b""), self.headers)
 
     @property

@@ -128,7 +128,6 @@ def reassigns_pools(
 
 
 def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
-    """The tenant of each pool that belongs to one tenant alone."""
     return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
 
 

@@ -53,13 +53,11 @@ class BackfillDebts:
         return True
 
     def postpone(self, tenant: str, due_at_ms: int) -> None:
-        """Set when payment of the tenant's debts is tried next."""
         debt = self._debts.get(tenant)
         if debt is not None:
             debt.due_at_ms = due_at_ms
 
     def next_due_ms(self) -> int | None:
-        """When the next payment is due; None without debts."""
         return min((debt.due_at_ms for debt in self._debts.values()), default=None)
 
     def due(self, now_ms: int, most_per_tenant: int) -> Iterator[tuple[Claim, Charge]]:

@@ -70,12 +70,10 @@ class Bucket:
     largest: float
 
     def amount(self, charge: Charge) -> int:
-        """The amount of the charge."""
         return 1 if self.quota is Quota.REQUESTS_PER_S else max(0, charge.tokens)
 
 
 def has_quotas(spec: TenantSpec) -> bool:
-    """Whether the tenant has any quota."""
     return not (spec.requests_per_s is None and spec.tokens_per_minute is None and spec.tokens_per_day is None)
 
 
@@ -160,7 +158,6 @@ class QuotaBook:
             self._levels.put(charge.tenant, levels, levels.full_at_ms)
 
     def __len__(self) -> int:
-        """Number of tenants kept."""
         return len(self._levels)
 
 

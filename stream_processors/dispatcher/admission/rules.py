@@ -79,7 +79,6 @@ class SharedBound:
         return min(self.own_bound, max(self.guaranteed, self.alpha * self.weight * free))
 
     def admits(self, size: float) -> bool:
-        """Whether a request of ``size`` is admitted."""
         wanted = self.own_held + size
         if wanted <= self.guaranteed and (self.own_held <= 0 or wanted <= self.own_bound):
             # Whatever the total: only requests admitted by another rule can have filled it.
@@ -231,7 +230,6 @@ def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bo
 
 
 def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound, SharedBound]:
-    """The bound in requests and the one in bytes."""
     return (
         SharedBound(
             policy.max_waiting_requests,

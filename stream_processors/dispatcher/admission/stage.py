@@ -43,7 +43,6 @@ class AdmissionInbox:
         return [replace(one, queued=replace(one.queued, admitted_at_ms=now_ms)) for one in taken]
 
     def keep(self, wanted: Callable[[Candidate], bool]) -> None:
-        """Drop all others."""
         self._candidates = [one for one in self._candidates if wanted(one)]
 
     def __len__(self) -> int:

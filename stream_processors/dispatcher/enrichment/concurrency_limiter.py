@@ -104,7 +104,6 @@ class FairConcurrencyLimiter:
         self._let_in()
 
     def hurry(self, permit: Permit, urgency: Urgency) -> None:
-        """Raise the urgency of a permit."""
         if urgency < permit.urgency:
             is_queued = self._take_out(permit)
             permit.urgency = urgency
@@ -112,7 +111,6 @@ class FairConcurrencyLimiter:
                 self.enter(permit)
 
     def leave(self, permit: Permit) -> None:
-        """Release the permit, or leave the queue."""
         if permit.is_held:
             permit.is_held = False
             self._held[permit.tenant] -= 1
@@ -123,7 +121,6 @@ class FairConcurrencyLimiter:
         self._let_in()
 
     def _take_out(self, permit: Permit) -> bool:
-        """Returns whether it was queued."""
         lines = self._lines[permit.urgency]
         line = lines.get(permit.tenant)
         if line is None or permit not in line:
@@ -155,5 +152,4 @@ class FairConcurrencyLimiter:
         return None
 
     def __len__(self) -> int:
-        """Number of granted permits."""
         return self._held.total()

@@ -228,7 +228,6 @@ class Retrieved:
 
 
 def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> Retrieved:
-    """An empty result with its reason."""
     return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))
 
 
@@ -250,7 +249,6 @@ class Context:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate bytes of text."""
         passages = () if self.passages is None else self.passages.hits
         turns = () if self.history is None else self.history.turns.turns
         return sum(len(hit.text) + len(hit.heading) for hit in passages) + sum(
@@ -280,12 +278,10 @@ def needs_history(queued: QueuedRequest) -> bool:
 
 
 def needs_context(queued: QueuedRequest) -> bool:
-    """Whether passages or history must be looked up."""
     return needs_passages(queued) or needs_history(queued)
 
 
 def is_enough(queued: QueuedRequest, context: Context) -> bool:
-    """Whether everything needed was looked up."""
     return not (needs_passages(queued) and context.passages is None) and not (
         needs_history(queued) and context.history is None
     )
@@ -313,7 +309,6 @@ def _work_bytes(queued: QueuedRequest) -> int:
 
 
 def room_for_history(queued: QueuedRequest) -> int:
-    """Tokens of the prompt available to history."""
     return history_room_tokens(_room(queued))
 
 

@@ -145,14 +145,12 @@ class EnrichmentStage:
             self._drop(claim).task.cancel()
 
     async def close(self) -> None:
-        """Cancel all look-ups and wait for their tasks."""
         tasks = [lookup.task for lookup in self._lookups.values()]
         self._turns.clear()
         self.keep(lambda _claim: False)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        """Number of look-ups, completed ones included."""
         return len(self._lookups)
 
     def _start(self, queued: QueuedRequest, *, is_its_turn: bool) -> _Lookup:
@@ -220,13 +218,18 @@ class EnrichmentStage:
     async def _both(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Context:
         """Look up what the request needs and does not have yet, concurrently."""
         queued, known = lookup.queued, lookup.known
-        passages = known.passages is None and needs_passages(queued)
-        history = known.history is None and needs_history(queued)
-        permit.queries = passages + history
-        async with asyncio.TaskGroup() as tasks:
-            found = tasks.create_task(self._passages(queued, permit, budget_s)) if passages else None
-            read = tasks.create_task(self._history(lookup, permit, budget_s)) if history else None
-        return Context(found.result() if found else known.passages, read.result() if read else known.history)
+        wants_passages = known.passages is None and needs_passages(queued)
+        wants_history = known.history is None and needs_history(queued)
+        permit.queries = wants_passages + wants_history
+        if wants_passages and wants_history:
+            async with asyncio.TaskGroup() as tasks:
+                found = tasks.create_task(self._passages(queued, permit, budget_s))
+                read = tasks.create_task(self._history(lookup, permit, budget_s))
+            return Context(found.result(), read.result())
+        return Context(
+            await self._passages(queued, permit, budget_s) if wants_passages else known.passages,
+            await self._history(lookup, permit, budget_s) if wants_history else known.history,
+        )
 
     async def _passages(self, queued: QueuedRequest, permit: Permit, budget_s: float) -> Retrieved:
         wanted = queued.request.retrieval
@@ -260,7 +263,6 @@ def _urgency(queued: QueuedRequest, *, is_its_turn: bool) -> Urgency:
 
 
 def _without(queued: QueuedRequest, known: Context, passages: RetrievalReason, history: HistoryReason) -> Context:
-    """What is known, with the reasons why the rest is missing."""
     wanted = queued.request.retrieval or Retrieval("")
     return Context(
         nothing(wanted.collection, passages) if known.passages is None and needs_passages(queued) else known.passages,

@@ -27,7 +27,6 @@ class SchedulerUpdates:
     clock: ClockMs
 
     def learn(self, events: Sequence[FeedEvent]) -> None:
-        """Apply a batch of events."""
         now_ms = self.clock()
         scheduler = self.scheduler
         for event in events:

@@ -106,11 +106,9 @@ class IntakeBuffer:
         self._room.set()
 
     def crowded(self) -> set[PartitionId]:
-        """The partitions to hold."""
         return set(self._crowded)
 
     async def wait_for_room(self) -> None:
-        """Wait until more may be read."""
         while not self._has_room():
             self._room.clear()
             await self._room.wait()

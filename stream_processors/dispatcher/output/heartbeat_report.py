@@ -133,7 +133,9 @@ def tenant_loads(scheduler: Scheduler[ItemT], stats: TenantStats, now_ms: int) -
     queues = {pool: queue for pool, queue, _capacity, _view, _share in scheduler.pool_views()}
 
     def is_busy(tenant: str, pool: str) -> bool:
-        return _waits(queues.get(pool), tenant) or scheduler.in_flight.own_tenant_tokens(tenant, pool) > 0
+        queue = queues.get(pool)
+        is_waiting = queue is not None and queue.is_waiting(tenant)
+        return is_waiting or scheduler.in_flight.own_tenant_tokens(tenant, pool) > 0
 
     stats.age(now_ms, is_busy)
     waiting = (
@@ -161,10 +163,6 @@ def report(
     tenants = tenant_loads(scheduler, stats, now_ms) if with_tenants else ()
     pools = pool_loads(scheduler, stats)
     return DispatchReport(instance_id, started_at_ms, now_ms, draining=False, pools=pools, tenants=tenants)
-
-
-def _waits(queue: FairQueue[ItemT] | None, tenant: str) -> bool:
-    return queue is not None and any(queue.waiting(tenant, name).requests for name in CLASS_WEIGHTS)
 
 
 def _tenant_load(

@@ -32,7 +32,6 @@ class TenantCounters:
             metrics.forget_tenants(known - self._registered)
 
     def label(self, tenant: str) -> str:
-        """The metric label of this tenant."""
         return tenant if self._registered is None or tenant in self._registered else UNREGISTERED
 
     def read(self, tenant: str) -> None:

@@ -96,7 +96,6 @@ class QueryEmbeddings:
 
 
 def encode_hits(hits: Sequence[Hit]) -> bytes:
-    """Entry payload of hits."""
     return _encoder.encode(tuple(hits))
 
 

@@ -181,7 +181,6 @@ class BacklogStatistics(Generic[ItemT]):
         return of_class.tenants.get(tenant) or TenantSums(tenant, of_class)
 
     def _add(self, sums: TenantSums, item: Queueable) -> None:
-        """Count a request that was queued."""
         of_class = sums.of_class
         if not sums.requests:
             of_class.tenants[sums.tenant] = sums
@@ -213,7 +212,6 @@ class BacklogStatistics(Generic[ItemT]):
         return tenant in self._leaving and not self.is_waiting(tenant)
 
     def share(self, tenant: str) -> Share:
-        """The tenant's share; weight 1 without groups by default."""
         return self._shares.get(tenant, DEFAULT_SHARE)
 
     def _keep_share(self, tenant: str, share: Share | None) -> bool:
@@ -233,7 +231,6 @@ class BacklogStatistics(Generic[ItemT]):
         return True
 
     def is_waiting(self, tenant: str) -> bool:
-        """Whether the tenant has queued requests in any class."""
         return any(tenant in of_class.tenants for of_class in self._classes.values())
 
     def backlogged_weight(self, priority_class: str) -> float:
@@ -242,19 +239,16 @@ class BacklogStatistics(Generic[ItemT]):
         return 0.0 if of_class is None else of_class.weight
 
     def waiting(self, tenant: str, priority_class: str) -> Backlog:
-        """The tenant's backlog in this class."""
         of_class = self._classes.get(priority_class)
         sums = None if of_class is None else of_class.tenants.get(tenant)
         return Backlog() if sums is None else sums.backlog()
 
     def waiting_in_class(self, priority_class: str) -> Backlog:
-        """The backlog of this class."""
         of_class = self._classes.get(priority_class)
         return Backlog() if of_class is None else of_class.backlog()
 
     @property
     def total(self) -> Backlog:
-        """The backlog of all classes."""
         requests = tokens = size_bytes = 0
         for of_class in self._classes.values():
             requests += of_class.requests

@@ -95,7 +95,6 @@ class CostModel:
         learned.output_tokens += rate * (max(0, usage.completion_tokens) - learned.output_tokens)
 
     def __len__(self) -> int:
-        """Number of (tenant, model) pairs kept."""
         return len(self._learned)
 
 
@@ -104,7 +103,6 @@ def _plain_prompt_tokens(input_bytes: int) -> int:
 
 
 def actual_cost(usage: UsageEvent) -> int:
-    """The actual cost, in cost tokens."""
     return cost_tokens(usage.prompt_tokens, usage.completion_tokens)
 
 
@@ -142,7 +140,6 @@ class ContextTokens:
         return round(self._expected.get(key, 0.0)) if any(key[1:]) else 0
 
     def learn(self, tenant: str, request: InferenceRequest, tokens: int) -> None:
-        """Learn the tokens added to this request."""
         key = _kind(tenant, request)
         if not any(key[1:]):
             return
@@ -152,7 +149,6 @@ class ContextTokens:
             self._expected.popitem(last=False)
 
     def __len__(self) -> int:
-        """Number of kinds kept."""
         return len(self._expected)
 
 

@@ -320,7 +320,6 @@ class InFlight:
         return expired
 
     def set_partitions(self, topic: str, count: int) -> None:
-        """Set the partition count of a priority topic."""
         self._partition_counts[topic] = count
 
     # Queries
@@ -332,15 +331,12 @@ class InFlight:
         return NOTHING_HELD if ledger is None else ledger.within(partitions)
 
     def tokens(self, pool: str) -> int:
-        """Cost tokens in flight in a pool, of all dispatchers."""
         return self.held(pool).tokens
 
     def own_tokens(self, pool: str) -> int:
-        """The part of ``tokens`` that this dispatcher dispatched."""
         return self.held(pool).own_tokens
 
     def own_tenant_tokens(self, tenant: str, pool: str) -> int:
-        """The part of ``own_tokens`` of one tenant."""
         return self._own_tenant_tokens.get((tenant, pool), 0)
 
     def sources(self) -> list[SourceCoordinate]:
@@ -349,7 +345,6 @@ class InFlight:
         return [*self._reservations, *seen]
 
     def pools(self) -> list[str]:
-        """Pools with work in flight."""
         return [pool for pool, ledger in self._ledgers.items() if ledger.total.tokens]
 
     def least_loaded_partition(self, topic: str, among: frozenset[int] | None = None) -> int:
@@ -388,7 +383,11 @@ class InFlight:
     def _count(self, work: _Work, sign: int) -> None:
         change = sign * work.cost_tokens
         if work.is_own:
-            _add(self._own_tenant_tokens, (work.tenant, work.pool), change)
+            # Zero sums are deleted, since tenants come and go.
+            key = work.tenant, work.pool
+            tokens = self._own_tenant_tokens.pop(key, 0) + change
+            if tokens:
+                self._own_tenant_tokens[key] = tokens
         self._ledger_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
 
     def _ledger_of(self, pool: str) -> InFlightLedger:
@@ -396,18 +395,6 @@ class InFlight:
         if ledger is None:
             ledger = self._ledgers[pool] = InFlightLedger()
         return ledger
-
-
-KeyT = TypeVar("KeyT")
-
-
-def _add(sums: dict[KeyT, int], key: KeyT, change: int) -> None:
-    """Add; zero sums are deleted, since tenants and pools come and go."""
-    total = sums.get(key, 0) + change
-    if total:
-        sums[key] = total
-    else:
-        sums.pop(key, None)
 
 
 def _remember(memory: OrderedDict[WorkId, ValueT], work: WorkId, value: ValueT, bound: int) -> None:

@@ -16,13 +16,12 @@ from stream_processors.dispatcher.admission import rules
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, Shed
 from stream_processors.dispatcher.scheduling.backlog_statistics import (
     DEFAULT_CLASS_WEIGHTS,
-    Queueable,
     Schedulable,
     Share,
 )
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
-from stream_processors.dispatcher.scheduling.in_flight import Held, InFlight, Reserved
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Held, InFlight, Reserved
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex, TenantOccupancy
 from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, Fleet, FleetShare, room_tokens, window
 
@@ -54,17 +53,6 @@ class Turn(Generic[ItemT]):
     is_late: bool
     partition: int
     view: View
-
-
-@dataclass(frozen=True, slots=True)
-class Lateness:
-    """Whether a request that starts at the earliest possible time would end after its deadline."""
-
-    earliest_start_ms: int
-    ms_per_token: float
-
-    def __call__(self, item: Queueable) -> bool:
-        return self.earliest_start_ms + item.cost_tokens * self.ms_per_token > item.deadline_at_ms
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +155,6 @@ class Scheduler(Generic[ItemT]):
         return self._pool(item.pool).queue.waiting(item.tenant, item.priority_class).requests + 1
 
     def push(self, item: ItemT) -> None:
-        """Queue an admitted request."""
         self._pool(item.pool).queue.push(item)
         self._items[item.claim] = item
         self._ids.add(item)
@@ -207,7 +194,6 @@ class Scheduler(Generic[ItemT]):
         return gone
 
     def find(self, tenant: str, request_id: str) -> tuple[ItemT, ...]:
-        """The queued requests of this id. O(1)."""
         return self._ids.find(tenant, request_id)
 
     def take(self, wanted: Callable[[ItemT], bool]) -> list[ItemT]:
@@ -218,7 +204,6 @@ class Scheduler(Generic[ItemT]):
         return taken
 
     def backlogs(self) -> Iterator[tuple[str, str]]:
-        """The pools and classes with a backlog."""
         for name, pool in self._pools.items():
             for priority_class in CLASS_WEIGHTS:
                 if pool.queue.backlogged_weight(priority_class) > 0:
@@ -277,7 +262,6 @@ class Scheduler(Generic[ItemT]):
         return sum(pool.share.entitled_share(name, self._weight(tenant), waits=True) for name in waiting)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this request is queued."""
         return claim in self._items
 
     def claims(self) -> tuple[Claim, ...]:
@@ -285,7 +269,6 @@ class Scheduler(Generic[ItemT]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the queued requests."""
         return self._occupancy.size_bytes
 
     def __len__(self) -> int:
@@ -293,51 +276,51 @@ class Scheduler(Generic[ItemT]):
 
     def _turns_of(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Iterator[Turn[ItemT]]:
         while True:
-            popped = pool.queue.pop(self._room(name, pool), self._lateness(name, pool, now_ms))
+            room = room_tokens(pool.window, pool.share.share, self._held(name, pool))
+            popped = pool.queue.pop(room, self._lateness(name, pool, now_ms))
             if popped is None:
                 return
             item, is_late = popped
-            yield self._turn(name, pool, item, is_late=is_late)
+            self._forget(item)
+            view = self._view(name, pool)
+            partition = ANY_PARTITION if is_late else self._reserve(name, pool, item)
+            yield Turn(item, is_late, partition, view)
 
-    def _turn(self, name: str, pool: _Pool[ItemT], item: ItemT, *, is_late: bool) -> Turn[ItemT]:
-        self._forget(item)
-        partition = -1
-        view = self._view(name, pool)
-        if not is_late:
-            topic = priority_topic(name, item.priority_class)
-            partition = self.in_flight.least_loaded_partition(topic, pool.capacity.work_partitions)
-            gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
-            pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
-            source = SourceCoordinate(*item.claim.partition, item.claim.offset)
-            reserved = Reserved(
-                pool=name,
-                priority_class=item.priority_class,
-                partition=partition,
-                tenant=item.tenant,
-                group=item.group,
-                cost_tokens=item.cost_tokens,
-                prompt_tokens=item.prompt_tokens,
-                model=item.model_name,
-                input_bytes=item.input_bytes,
-            )
-            self.in_flight.reserve(source, reserved)
-        return Turn(item, is_late, partition, view)
-
-    def _room(self, name: str, pool: _Pool[ItemT]) -> float:
-        return room_tokens(pool.window, pool.share.share, self._held(name, pool))
+    def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT) -> int:
+        """Count the request as in flight. Returns the partition for it."""
+        topic = priority_topic(name, item.priority_class)
+        partition = self.in_flight.least_loaded_partition(topic, pool.capacity.work_partitions)
+        gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
+        pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
+        reserved = Reserved(
+            pool=name,
+            priority_class=item.priority_class,
+            partition=partition,
+            tenant=item.tenant,
+            group=item.group,
+            cost_tokens=item.cost_tokens,
+            prompt_tokens=item.prompt_tokens,
+            model=item.model_name,
+            input_bytes=item.input_bytes,
+        )
+        self.in_flight.reserve(SourceCoordinate(*item.claim.partition, item.claim.offset), reserved)
+        return partition
 
     def _held(self, name: str, pool: _Pool[ItemT]) -> Held:
         """Work in flight of the live consumers; not that on a dead one's partitions until the group moves them."""
         return self.in_flight.held(name, pool.capacity.owned_partitions)
 
-    def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Lateness:
+    def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Callable[[ItemT], bool]:
+        """Whether a request that starts at the earliest possible time would end after its deadline."""
         in_flight = self._held(name, pool).tokens
         capacity = pool.capacity
         rate = capacity.cost_tokens_per_s
+        start_ms, ms_per_token = now_ms, 0.0
         # An idle pool tries every request that has not expired: a wrong rate must not reject for ever.
-        if capacity.state is not CapacityState.LIVE or rate <= 0 or in_flight <= 0:
-            return Lateness(now_ms, 0.0)
-        return Lateness(now_ms + round(1000 * in_flight / rate), 1000 / capacity.consumer_cost_tokens_per_s)
+        if capacity.state is CapacityState.LIVE and rate > 0 and in_flight > 0:
+            start_ms += round(1000 * in_flight / rate)
+            ms_per_token = 1000 / capacity.consumer_cost_tokens_per_s
+        return lambda item: start_ms + item.cost_tokens * ms_per_token > item.deadline_at_ms
 
     def _view(self, name: str, pool: _Pool[ItemT]) -> View:
         held = self._held(name, pool)

@@ -80,7 +80,6 @@ class DeadlineHeap(Generic[EntryT]):
         return gone
 
     def __iter__(self) -> Iterator[tuple[int, int, EntryT]]:
-        """All entries, in no order."""
         return (entry for entry in self.entries if entry[1] not in self._gone)
 
     def __len__(self) -> int:
@@ -415,7 +414,6 @@ class ShareTree(BacklogStatistics[ItemT]):
         return node.routes.get(group) or node.routes[NO_GROUP]
 
     def _left(self, node: Node[ItemT], items: list[ItemT]) -> None:
-        """Account for ``items`` removed from the queue of ``node``."""
         is_leaving = False
         for item in items:
             del self._waiting[item.claim]
@@ -424,7 +422,6 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._emptied(node, is_leaving=is_leaving)
 
     def _emptied(self, node: Node[ItemT], *, is_leaving: bool) -> None:
-        """Handle the end of the backlog of ``node``."""
         self._rings.rest(node)
         self._list_resting(node)
         if is_leaving:

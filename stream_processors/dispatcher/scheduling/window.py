@@ -158,7 +158,6 @@ class Fleet:
         self._drop_silent(now_ms)
 
     def dispatchers(self, now_ms: int) -> int:
-        """The number of dispatchers, this one included."""
         self._drop_silent(now_ms)
         return 1 + len(self._heard)
 

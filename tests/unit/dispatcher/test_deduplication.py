@@ -1,7 +1,6 @@
 """Repeated request ids whose firsts cannot be looked up, are not answered yet, or come in a flood."""
 
 import asyncio
-from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -10,7 +9,6 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec, UsageEvent
 from stream_processors.dispatcher.deduplication.duplicates import (
     Duplicate,
-    DuplicateBounds,
     DuplicateQueues,
     RecentResult,
     RecentResults,
@@ -235,7 +233,7 @@ def test_a_flood_of_repeats_costs_nobody_else_a_reply() -> None:
 def test_backfill_of_a_tenant_with_many_repeats_pauses() -> None:
     bench = repeated(1, 2)
     bench.assign("backfill.acme")
-    bench.dispatcher.deduplication = replace(bench.dispatcher.deduplication, bounds=DuplicateBounds(tenant_items=4))
+    bench.dispatcher.deduplication.queues.most_per_tenant = 4
     bench.run(encoded(1), encoded(2))
     assert {partition.topic for partition in bench.dispatcher.paused_backfill()} == {"backfill.acme"}
     later(bench, HELD_FOR_MS)
@@ -255,7 +253,7 @@ def tenant_of(repeat: Duplicate | None) -> str | None:
 
 
 def test_tenants_take_turns(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds())
+    lines = DuplicateQueues()
     for tenant in ("acme", "acme", "acme", "other", "other"):
         assert not lines.put(repeat(bench, tenant))
     taken = [tenant_of(lines.take(NOW_MS)) for _ in range(6)]
@@ -264,7 +262,7 @@ def test_tenants_take_turns(bench: Bench) -> None:
 
 
 def test_one_that_is_not_due_holds_up_nobody(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds())
+    lines = DuplicateQueues()
     late, due = repeat(bench, "acme", due_ms=NOW_MS + 5), repeat(bench, "acme", due_ms=NOW_MS)
     lines.put(late)
     lines.put(due)
@@ -275,12 +273,12 @@ def test_one_that_is_not_due_holds_up_nobody(bench: Bench) -> None:
 
 
 def test_when_all_is_full_the_line_that_holds_most_gives_way(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds(items=4))
+    lines = DuplicateQueues(most=4)
     flood = [repeat(bench, "acme") for _ in range(4)]
     for one in flood:
         assert not lines.put(one)
     assert lines.put(repeat(bench, "other")) == [flood[-1]]
-    lines = DuplicateQueues(DuplicateBounds(bytes=10_000))
+    lines = DuplicateQueues(most_bytes=10_000)
     large = [repeat(bench, "acme", size=4_000), repeat(bench, "acme", size=4_000)]
     for one in large:
         assert not lines.put(one)
@@ -288,7 +286,7 @@ def test_when_all_is_full_the_line_that_holds_most_gives_way(bench: Bench) -> No
 
 
 def test_a_line_is_bounded_by_itself(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds(tenant_items=2))
+    lines = DuplicateQueues(most_per_tenant=2)
     first, second, third = (repeat(bench, "acme") for _ in range(3))
     assert [lines.put(one) for one in (first, second, third)] == [[], [], [third]]
     assert lines.crowded() == {"acme"}

@@ -292,20 +292,16 @@ def refusal_of(queued: QueuedRequest) -> Rejection | None:
     use = queued.retrieval_use
     if use is not None and use.reason == RetrievalReason.NO_SUCH_COLLECTION:
         return Rejection(Code.INVALID, "retrieval.collection", "there is no such collection")
-    size_bytes = _work_bytes(queued)
+    size_bytes = queued.size_bytes
+    # An upper estimate. Requeued work was a work item before.
+    if (queued.passages or queued.history) and not queued.handed_back:
+        texts = [text for one in queued.passages for text in (one.passage_id, one.text)]
+        texts += [text for said in queued.history for text in (said.role, said.content)]
+        size_bytes += sum(len(text.encode(errors="replace")) + _FRAME_BYTES for text in texts) + _ITEM_BYTES
     if size_bytes > MAX_VALUE_BYTES:
         message = f"with the passages and messages that belong to it, it takes {size_bytes} bytes"
         return Rejection(Code.INVALID, "input", f"{message}, more than {MAX_VALUE_BYTES}")
     return None
-
-
-def _work_bytes(queued: QueuedRequest) -> int:
-    """Upper estimate of the bytes of its work item. Requeued work was one before."""
-    if queued.handed_back or not (queued.passages or queued.history):
-        return queued.size_bytes
-    texts = [text for one in queued.passages for text in (one.passage_id, one.text)]
-    texts += [text for said in queued.history for text in (said.role, said.content)]
-    return queued.size_bytes + sum(len(text.encode(errors="replace")) + _FRAME_BYTES for text in texts) + _ITEM_BYTES
 
 
 def room_for_history(queued: QueuedRequest) -> int:

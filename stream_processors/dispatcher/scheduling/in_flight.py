@@ -155,10 +155,6 @@ class Dispatched:
 class SettledWork:
     """Work that is done. ``own`` is its reservation, if made here; ``usage`` its actual cost."""
 
-    work: WorkId
-    pool: str
-    tenant: str
-    cost_tokens: int
     source: SourceCoordinate
     own: Reserved | None
     usage: UsageEvent | None
@@ -264,7 +260,7 @@ class InFlight:
         own = reserved.own if reserved is not None and is_own else None
         entry = _Work(partition.pool, work.partition, seen.tenant, seen.cost_tokens, is_own, seen.source, own)
         if work in self._early:
-            return _settled(work, entry, self._early.pop(work))
+            return SettledWork(entry.source, entry.own, self._early.pop(work))
         if partition.is_done(work.offset):
             self._remember_unbilled(work, entry)
             return None
@@ -279,10 +275,10 @@ class InFlight:
         entry = partition.work.pop(work.offset, None)
         if entry is not None:
             self._count(entry, -1)
-            return _settled(work, entry, usage)
+            return SettledWork(entry.source, entry.own, usage)
         entry = self._unbilled.pop(work, None)
         if entry is not None:
-            return _settled(work, entry, usage)
+            return SettledWork(entry.source, entry.own, usage)
         if work.offset >= partition.read_up_to:
             _remember(self._early, work, usage, self._max_unmatched)
         return None
@@ -401,7 +397,3 @@ def _remember(memory: OrderedDict[WorkId, ValueT], work: WorkId, value: ValueT, 
     memory[work] = value
     if len(memory) > bound:
         memory.popitem(last=False)
-
-
-def _settled(work: WorkId, entry: _Work, usage: UsageEvent | None) -> SettledWork:
-    return SettledWork(work, entry.pool, entry.tenant, entry.cost_tokens, entry.source, entry.own, usage)

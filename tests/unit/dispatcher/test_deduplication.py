@@ -185,7 +185,7 @@ def test_so_many_ends_are_known() -> None:
         source = SourceCoordinate("requests.acme", 0, number)
         work = SourceCoordinate(*place)
         usage = UsageEvent(str(number), "acme", "pool", "words", "1", "normal", "ok", None, 1, 1, 0, 3, 1, 1, work)
-        ends.note(SettledWork(place, "pool", "acme", 3, source, None, usage))
+        ends.note(SettledWork(source, None, usage))
     assert [ends.get(("acme", str(number))) for number in range(3)] == [
         None,
         RecentResult.ANSWERED,

@@ -1,10 +1,11 @@
 """Shares of the tenants, and running sums of the backlog per class and tenant. Pure."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
 from math import inf
-from operator import attrgetter, itemgetter
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 from fairlane.outcomes import Priority
@@ -67,8 +68,7 @@ class Share:
 DEFAULT_SHARE = Share()
 
 
-_TOKENS = attrgetter("tokens")
-_SECOND = itemgetter(1)
+_TOKENS = attrgetter("backlog.tokens")
 
 
 class Queueable(Protocol):
@@ -120,7 +120,7 @@ class Schedulable(Queueable, Protocol):
 ItemT = TypeVar("ItemT", bound=Queueable)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Backlog:
     """Queued requests, their cost tokens and their bytes."""
 
@@ -129,38 +129,24 @@ class Backlog:
     size_bytes: int = 0
 
 
-class Sums:
-    """Running sums of a class, or of one tenant in it."""
-
-    __slots__ = ("requests", "size_bytes", "tokens")
+class _ClassSums:
+    __slots__ = ("backlog", "tenants", "weight")
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.tokens = 0
-        self.size_bytes = 0
-
-    def backlog(self) -> Backlog:
-        return Backlog(self.requests, self.tokens, self.size_bytes)
-
-
-class _ClassSums(Sums):
-    __slots__ = ("tenants", "weight")
-
-    def __init__(self) -> None:
-        super().__init__()
+        self.backlog = Backlog()
         self.tenants: dict[str, TenantSums] = {}
         """Tenants with queued requests only."""
         self.weight = 0.0
         """Sum of their weights."""
 
 
-class TenantSums(Sums):
+class TenantSums:
     """Running sums of one tenant in one class; part of the class while the tenant has queued requests."""
 
-    __slots__ = ("of_class", "tenant")
+    __slots__ = ("backlog", "of_class", "tenant")
 
     def __init__(self, tenant: str, of_class: _ClassSums) -> None:
-        super().__init__()
+        self.backlog = Backlog()
         self.tenant = tenant
         self.of_class = of_class
 
@@ -181,29 +167,31 @@ class BacklogStatistics(Generic[ItemT]):
         return of_class.tenants.get(tenant) or TenantSums(tenant, of_class)
 
     def _add(self, sums: TenantSums, item: Queueable) -> None:
-        of_class = sums.of_class
-        if not sums.requests:
+        of_class, own = sums.of_class, sums.backlog
+        everything = of_class.backlog
+        if not own.requests:
             of_class.tenants[sums.tenant] = sums
             of_class.weight += self.share(sums.tenant).weight
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
-        sums.requests += 1
-        sums.tokens += cost_tokens
-        sums.size_bytes += size_bytes
-        of_class.requests += 1
-        of_class.tokens += cost_tokens
-        of_class.size_bytes += size_bytes
+        own.requests += 1
+        own.tokens += cost_tokens
+        own.size_bytes += size_bytes
+        everything.requests += 1
+        everything.tokens += cost_tokens
+        everything.size_bytes += size_bytes
 
     def _subtract(self, sums: TenantSums, item: Queueable) -> bool:
         """Count a request that left. True when its tenant is to be forgotten and has none left."""
-        of_class = sums.of_class
+        of_class, own = sums.of_class, sums.backlog
+        everything = of_class.backlog
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
-        sums.requests -= 1
-        sums.tokens -= cost_tokens
-        sums.size_bytes -= size_bytes
-        of_class.requests -= 1
-        of_class.tokens -= cost_tokens
-        of_class.size_bytes -= size_bytes
-        if sums.requests:
+        own.requests -= 1
+        own.tokens -= cost_tokens
+        own.size_bytes -= size_bytes
+        everything.requests -= 1
+        everything.tokens -= cost_tokens
+        everything.size_bytes -= size_bytes
+        if own.requests:
             return False
         tenant = sums.tenant
         del of_class.tenants[tenant]
@@ -239,37 +227,38 @@ class BacklogStatistics(Generic[ItemT]):
         return 0.0 if of_class is None else of_class.weight
 
     def waiting(self, tenant: str, priority_class: str) -> Backlog:
+        """A live object."""
         of_class = self._classes.get(priority_class)
         sums = None if of_class is None else of_class.tenants.get(tenant)
-        return Backlog() if sums is None else sums.backlog()
+        return Backlog() if sums is None else sums.backlog
 
     def waiting_in_class(self, priority_class: str) -> Backlog:
+        """A live object."""
         of_class = self._classes.get(priority_class)
-        return Backlog() if of_class is None else of_class.backlog()
+        return Backlog() if of_class is None else of_class.backlog
 
     @property
     def total(self) -> Backlog:
         requests = tokens = size_bytes = 0
         for of_class in self._classes.values():
-            requests += of_class.requests
-            tokens += of_class.tokens
-            size_bytes += of_class.size_bytes
+            backlog = of_class.backlog
+            requests += backlog.requests
+            tokens += backlog.tokens
+            size_bytes += backlog.size_bytes
         return Backlog(requests, tokens, size_bytes)
 
     def busiest(self, count: int) -> list[tuple[str, int]]:
         """At most ``count`` tenants with queued requests, each with its tokens in all classes, most first. A tenant
         that is among the first ``count`` of no class is left out: the one walk over all tenants is a comparison
         each."""
-        found = {
-            sums.tenant
-            for of_class in self._classes.values()
-            for sums in nlargest(count, of_class.tenants.values(), key=_TOKENS)
-        }
-        return nlargest(count, ((tenant, self._tokens(tenant)) for tenant in found), key=_SECOND)
-
-    def _tokens(self, tenant: str) -> int:
-        tenants = (of_class.tenants.get(tenant) for of_class in self._classes.values())
-        return sum(sums.tokens for sums in tenants if sums is not None)
+        tokens: Counter[str] = Counter()
+        classes = [of_class.tenants for of_class in self._classes.values()]
+        for tenants in classes:
+            for sums in nlargest(count, tenants.values(), key=_TOKENS):
+                tokens[sums.tenant] = sum(
+                    found[sums.tenant].backlog.tokens for found in classes if sums.tenant in found
+                )
+        return tokens.most_common(count)
 
 
 def checked_class_weights(weights: Mapping[str, float], known: Iterable[str]) -> dict[str, float]:

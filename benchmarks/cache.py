@@ -27,7 +27,7 @@ from fairlane.outcomes import RetrievalMode, Task
 from fairlane.records import InferenceRequest, Message, Output, RequestInput, Retrieval, TokenUsage
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheKey, embedding_key, retrieval_key
-from fairlane_server.caching.responses import CachedAnswer, response_key, semantic_group
+from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer, response_key, semantic_group
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
@@ -38,14 +38,13 @@ from fairlane_server.retrieval.store import Collection, Hit
 from stream_processors.dispatcher.response_cache.caches import (
     HOT,
     ITEM_OVERHEAD_BYTES,
-    Caches,
     PassageCache,
     decode_vector,
     encode_hits,
     encode_vector,
-    make_caches,
 )
-from stream_processors.dispatcher.response_cache.hot_cache import HotPolicy
+from stream_processors.dispatcher.response_cache.hot_cache import HotCache
+from stream_processors.dispatcher.response_cache.lookup import SemanticCache
 
 NAME = "cache"
 HOW = "3 runs, the median of each figure; the look-ups of other tenants once"
@@ -157,7 +156,8 @@ async def _measure(
         await redis.flushall()
 
         def cache(most_bytes: int) -> PassageCache:
-            return _caches(redis, HotPolicy(most_bytes=most_bytes, most_tenant_share=1.0)).passages
+            entries = RedisCache(redis, _TTL_S, _PATIENT_S)
+            return PassageCache(entries, now_ms, _TTL_S, HotCache(most_bytes, most_tenant_share=1.0))
 
         async def find(one: CollectionQuestion) -> tuple[Hit, ...]:
             vector = await embedder.embed_query(one.text)
@@ -248,9 +248,16 @@ def _memory_hits() -> float:
     return REGISTRY.get_sample_value("fairlane_cache_lookups_total", {"cache": HOT, "result": "hit"}) or 0.0
 
 
-def _caches(redis: Redis, hot: HotPolicy | None = None) -> Caches:
-    entries = RedisCache(redis, _TTL_S, _PATIENT_S)
-    return make_caches(entries, ttl_s=_TTL_S, semantic_threshold=0.95, clock=now_ms, hot=hot)
+@dataclass(frozen=True, slots=True)
+class _Caches:
+    redis: RedisCache
+    passages: PassageCache
+    semantic: SemanticCache
+
+
+def _caches(redis: Redis) -> _Caches:
+    cache = RedisCache(redis, _TTL_S, _PATIENT_S)
+    return _Caches(cache, PassageCache(cache, now_ms, _TTL_S), SemanticCache(cache, threshold=0.95))
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,25 +295,25 @@ async def cross_tenant_hits(redis_url: str, look_ups: int, texts: int = 200) -> 
     return {"look_ups": done, "planted": planted, "hits": hits, "own": len(own), "own_hits": sum(own)}
 
 
-async def _found(caches: Caches, one: _Question, tenant: str) -> list[bool]:
+async def _found(caches: _Caches, one: _Question, tenant: str) -> list[bool]:
     """Whether a tenant finds anything about a question, in each of the caches."""
     embedding = embedding_key(tenant, _EMBEDDER, one.text)
     return [
         await caches.redis.get(embedding, lambda payload: decode_vector(payload, DIMENSIONS)) is not None,
         await caches.passages.get(_collection(tenant), *_SEARCH, one.text) is not None,
-        await caches.responses.get(_response(one, tenant)) is not None,
+        await caches.redis.get(_response(one, tenant), decode_answer) is not None,
         await caches.semantic.find(_group(one, tenant), one.vector) is not None,
     ]
 
 
-async def _store(caches: Caches, one: _Question) -> None:
+async def _store(caches: _Caches, one: _Question) -> None:
     hits = (Hit("manuals/vault#0", "vault", "", f"{OWNER}: {len(one.text)}", 4, 0.5),)
     answer = CachedAnswer(
         "id", "smol", _VERSION, Task.GENERATE, "torch", Output(text=OWNER), "stop", TokenUsage(1, 1), (), now_ms()
     )
     await caches.redis.put(embedding_key(OWNER, _EMBEDDER, one.text), encode_vector(one.vector))
     await caches.passages.put(_collection(OWNER), *_SEARCH, one.text, hits)
-    await caches.responses.put(_response(one, OWNER), answer)
+    await caches.redis.put(_response(one, OWNER), encode_answer(answer))
     caches.semantic.remember(_group(one, OWNER), one.vector, _response(one, OWNER))
     await caches.redis.settle()
 

@@ -36,8 +36,7 @@ from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, Policy, service_gap_bound
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, WorkId
-from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy, Turn
 from stream_processors.dispatcher.scheduling.window import Fleet
 
 POOL = "simulated"

@@ -3,9 +3,10 @@
 import asyncio
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from time import monotonic
+from typing import Any
 
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
@@ -34,9 +35,8 @@ from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.topics.families import pools_of
 from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyArchive
-from stream_processors.dispatcher.dispatcher import Dispatcher
+from stream_processors.dispatcher.enrichment.background_embedder import BackgroundEmbedder
 from stream_processors.dispatcher.enrichment.history import HistoryReader
-from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.feedback.work_records import FeedEvent
@@ -45,8 +45,8 @@ from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPub
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
 from stream_processors.dispatcher.registry import LastGood, check_model, check_tenant
-from stream_processors.dispatcher.response_cache.caches import Caches, QueryEmbeddings, make_caches
-from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, CacheLookup, NoAnswers
+from stream_processors.dispatcher.response_cache.caches import PassageCache, QueryEmbeddings
+from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, SemanticCache
 
 log = logs.get_logger(__name__)
 
@@ -60,168 +60,156 @@ _REDIS_TIMEOUT_S = 0.25
 
 
 class DispatcherApp:
-    """One dispatcher process."""
+    """One dispatcher process. To be made on the event loop that runs it."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
+        self._loop = asyncio.get_running_loop()
+        self._stopping = asyncio.Event()
+        self._failure: BaseException | None = None
+        self._member_at = monotonic()
+        self._started_at_ms = now_ms()
         self._readiness = Readiness("feeds", "producer", "assignment")
         self._health = HealthServer(self._readiness, settings.metrics_host, settings.metrics_port)
         self._codec = codec_for(settings)
+
         self._tenants = Feed(settings, self._codec, names.CONTROL_TENANTS, TenantSpec)
         self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
-        # Reads the group's committed offsets without joining it, and does not wait for commits in progress.
-        group = read_committed_consumer(settings, names.dispatcher_group(settings.group_prefix))
-        self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
-        self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
-        self._ownership = Ownership(settings.max_undone_span)
-        self._archive = KafkaReplyArchive(settings, self._codec)
-        self._work = WorkFeed(settings, self._codec, self._pools, self._on_work)
-        self._stopping = asyncio.Event()
-        self._member_at = monotonic()
-        self._started_at_ms = now_ms()
-        self._failure: BaseException | None = None
-        self._dispatcher: Dispatcher | None = None
-        self._redis_watch: RedisAvailability | None = None
         self._usable_tenants = LastGood(check_tenant, "tenant_unusable")
         self._usable_models = LastGood(check_model, "model_unusable")
         self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
         """Valid entries of the feeds' snapshots, as of the last ``_look_at_feeds``."""
+        self._shown: tuple[object, object, object] = (None, None, None)
+        self._work = WorkFeed(settings, self._codec, self._pools, self._on_work)
+        # Reads the group's committed offsets without joining it, and does not wait for commits in progress.
+        group = read_committed_consumer(settings, names.dispatcher_group(settings.group_prefix))
+        self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
+        self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
+
+        self._redis, cache = _redis(settings.redis_url), _redis(settings.redis_cache_url)
+        self._redis_clients = [client for client in (self._redis, cache) if client is not None]
+        self._redis_watch = None if self._redis is None else RedisAvailability(self._redis)
+        if cache is None:
+            log.info("caches_off", reason="REDIS_CACHE_URL is not set")
+        stored = RedisCache(cache, settings.cache_ttl_s)
+        answers = RedisCache(cache, settings.cache_ttl_s, ANSWER_TIMEOUT_S)
+        self._caches = (stored, answers)
         # One enrichment may query passages and history at once, and an abandoned search keeps its connection for a
         # moment: hence twice the concurrency limit.
         self._passages = PgVectorSearch(
             settings.postgres_dsn.get_secret_value(), max_connections=2 * settings.retrieval_max_concurrency
         )
-        self._embedder = LazyEmbedder(
+        self._embedder = BackgroundEmbedder(
             partial(query_embedder_for, settings), partial(self._readiness.degrade, "embedder")
         )
-        self._shown: tuple[object, object, object] = (None, None, None)
-        self._loop: asyncio.AbstractEventLoop | None = None
+        # A static embedder is faster than a Redis round trip.
+        vectors = QueryEmbeddings(self._embedder, None if settings.retrieval_embedder == "static" else stored)
+        found_before = PassageCache(stored, monotonic_ms, settings.cache_ttl_s)
+        known_ms = 1_000 * settings.cache_ttl_s
+        retriever = Retriever(self._passages, vectors, monotonic_ms, found_before, known_ms)
+        semantic = SemanticCache(answers, settings.cache_semantic_threshold)
+
+        self._ownership = Ownership(settings.max_undone_span)
+        self._archive = KafkaReplyArchive(settings, self._codec)
+        transactional_ids = names.dispatcher_transactional_ids(settings.group_prefix, settings.instance_id)
+        self._transactions = TransactionLoop(
+            transactional_producers(settings, transactional_ids, settings.transaction_timeout_ms),
+            self._ownership,
+            on_fatal=self._failed,
+            on_committed=self._committed,
+            fallback=self._unpublishable,
+            max_records=settings.max_transaction_records,
+        )
+        self._dispatcher = assemble(
+            settings,
+            self._codec,
+            self._ownership,
+            self._transactions,
+            self._archive,
+            None if self._redis is None or self._redis_watch is None else (self._redis, self._redis_watch),
+            retriever,
+            HistoryReader(PgTurnStore(self._passages.pool), monotonic_ms),
+            CachedAnswers(semantic, retriever, vectors, settings.retrieval_budget_ms / 1_000),
+            now_ms,
+        )
+        self._reporter = HeartbeatPublisher(settings, self._codec, self._heartbeat)
+        self._stream = RequestStream(
+            settings,
+            self._ownership,
+            on_poll=self._dispatcher.intake.receive,
+            on_revoked=self._revoked,
+            on_failure=self._failed,
+        )
+        self._dispatcher.on_backlog = self._reporter.arrived
+        self._dispatcher.on_backfill = self._apply_pauses
+        self._dispatcher.intake.buffer.on_change = self._hold_intake
 
     async def run(self) -> int:
         """Run until SIGTERM or a fatal error. Returns the exit status."""
-        loop = self._loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self._stopping.set)
+            self._loop.add_signal_handler(number, self._stopping.set)
         self._health.start()
-
-        def failed(error: BaseException) -> None:
-            loop.call_soon_threadsafe(self._fail, error)
-
         for feed in (self._tenants, self._models):
-            feed.on_failure(failed)
-            await loop.run_in_executor(None, feed.start)
-        redis, cache = self._redis(self._settings.redis_url), self._redis(self._settings.redis_cache_url)
-        caches = make_caches(
-            RedisCache(cache, self._settings.cache_ttl_s),
-            ttl_s=self._settings.cache_ttl_s,
-            semantic_threshold=self._settings.cache_semantic_threshold,
-            clock=monotonic_ms,
-            answers=RedisCache(cache, self._settings.cache_ttl_s, ANSWER_TIMEOUT_S),
-        )
-        transactions = self._transactions(failed)
-        # A static embedder is faster than a Redis round trip.
-        is_slow = self._settings.retrieval_embedder != "static"
-        vectors = QueryEmbeddings(self._embedder, caches.redis if is_slow else None)
-        retriever = Retriever(
-            self._passages, vectors, monotonic_ms, caches.passages, known_ms=1_000 * self._settings.cache_ttl_s
-        )
-        self._redis_watch = None if redis is None else RedisAvailability(redis)
-        dispatcher = self._dispatcher = assemble(
-            self._settings,
-            self._codec,
-            self._ownership,
-            transactions,
-            self._archive,
-            None if redis is None or self._redis_watch is None else (redis, self._redis_watch),
-            retriever,
-            HistoryReader(PgTurnStore(self._passages.pool), monotonic_ms),
-            self._answer_lookup(cache, caches, retriever, vectors),
-            now_ms,
-        )
-        self._show_registry(dispatcher)
-        self._work.on_failure(failed)
-        await loop.run_in_executor(None, self._work.start)
+            feed.on_failure(self._failed)
+            await self._loop.run_in_executor(None, feed.start)
+        self._show_registry()
+        self._work.on_failure(self._failed)
+        await self._loop.run_in_executor(None, self._work.start)
         self._readiness.set("feeds")
         await self._passages.open()
-        loading = asyncio.create_task(self._embedder.load(), name="embedder")
-        reporter = HeartbeatPublisher(self._settings, self._codec, self._heartbeat)
-        dispatcher.on_backlog = reporter.arrived
-
-        def unpublishable(settlement: Settlement, reason: str) -> Settlement:
-            kept = dispatcher.output.writer.unpublishable(settlement, reason)
-            if kept is not settlement:
-                metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_REQUESTS, problem="unpublishable").inc()
-            return kept
-
-        transactions.fallback = unpublishable
-
-        def committed(settled: Sequence[Settlement]) -> None:
-            loop.call_soon_threadsafe(dispatcher.on_committed, settled)
-
-        transactions.on_committed = committed
-        await loop.run_in_executor(None, transactions.start)
+        tasks = [asyncio.create_task(self._embedder.load(), name="embedder")]
+        await self._loop.run_in_executor(None, self._transactions.start)
         self._readiness.set("producer")
-        stream = RequestStream(
-            self._settings,
-            self._ownership,
-            on_poll=dispatcher.intake.receive,
-            on_revoked=partial(self._revoked, dispatcher, transactions),
-            on_failure=failed,
-        )
-        dispatcher.on_backfill = partial(self._apply_pauses, stream, dispatcher)
-        dispatcher.intake.buffer.on_change = partial(self._hold_intake, stream, dispatcher)
-        tasks: list[asyncio.Task[None]] = []
         try:
-            if await self._start(stream):
-                tasks = [
-                    asyncio.create_task(dispatcher.run(), name="dispatcher"),
-                    asyncio.create_task(dispatcher.deliver(), name="delivery"),
-                    asyncio.create_task(dispatcher.deduplication.run(), name="duplicates"),
-                    asyncio.create_task(dispatcher.intake.run(), name="schemas"),
-                    asyncio.create_task(reporter.run(), name="heartbeat"),
-                    asyncio.create_task(self._upkeep(stream, dispatcher, transactions), name="upkeep"),
-                ]
-                if redis is not None:
-                    tasks.append(asyncio.create_task(report_state(redis), name="redis state"))
-                for task in tasks:
-                    task.add_done_callback(self._task_ended)
+            if await self._start():
+                tasks += [self._owned(name, task) for name, task in self._tasks().items()]
                 await self._stopping.wait()
         finally:
-            await self._stop(stream, transactions, reporter, [*tasks, loading], caches, [redis, cache])
+            await self._stop(tasks)
         if self._failure is not None:
             log.error("dispatcher_failed", error=str(self._failure), kind=type(self._failure).__name__)
             return 1
         return 0
 
-    def _transactions(self, failed: Callable[[BaseException], None]) -> TransactionLoop:
-        settings = self._settings
-        transactional_ids = names.dispatcher_transactional_ids(settings.group_prefix, settings.instance_id)
-        return TransactionLoop(
-            transactional_producers(settings, transactional_ids, settings.transaction_timeout_ms),
-            self._ownership,
-            on_fatal=failed,
-            max_records=settings.max_transaction_records,
-        )
+    def _tasks(self) -> dict[str, Coroutine[Any, Any, None]]:
+        dispatcher = self._dispatcher
+        tasks = {
+            "dispatcher": dispatcher.run(),
+            "delivery": dispatcher.deliver(),
+            "duplicates": dispatcher.deduplication.run(),
+            "schemas": dispatcher.intake.run(),
+            "heartbeat": self._reporter.run(),
+            "upkeep": self._upkeep(),
+        }
+        return tasks if self._redis is None else tasks | {"redis state": report_state(self._redis)}
 
-    @staticmethod
-    def _redis(url: SecretStr | None) -> "Redis | None":
-        if url is None:
-            return None
-        return Redis.from_url(
-            url.get_secret_value(),
-            socket_timeout=_REDIS_TIMEOUT_S,
-            socket_connect_timeout=_REDIS_TIMEOUT_S,
-            retry=Retry(NoBackoff(), 0),
-        )
+    def _owned(self, name: str, coroutine: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
 
-    def _answer_lookup(
-        self, cache: "Redis | None", caches: Caches, retriever: Retriever, vectors: QueryEmbeddings
-    ) -> CacheLookup:
-        if cache is None:
-            log.info("caches_off", reason="REDIS_CACHE_URL is not set")
-            return NoAnswers()
-        budget_s = self._settings.retrieval_budget_ms / 1_000
-        return CachedAnswers(caches.responses, caches.semantic, retriever, vectors, budget_s)
+        def ended(task: "asyncio.Task[None]") -> None:
+            if not task.cancelled() and (error := task.exception()) is not None:
+                self._fail(error)
+
+        task = asyncio.create_task(coroutine, name=name)
+        task.add_done_callback(ended)
+        return task
+
+    def _failed(self, error: BaseException) -> None:
+        """End the process. Called on any thread."""
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        self._stopping.set()
+
+    def _unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
+        kept = self._dispatcher.output.writer.unpublishable(settlement, reason)
+        if kept is not settlement:
+            metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_REQUESTS, problem="unpublishable").inc()
+        return kept
+
+    def _committed(self, settled: Sequence[Settlement]) -> None:
+        """Pass committed settlements to the event loop. Runs on the transaction loop's thread."""
+        self._loop.call_soon_threadsafe(self._dispatcher.on_committed, settled)
 
     def _pools(self) -> tuple[str, ...]:
         """The pools in use. Runs on the feed's thread."""
@@ -233,17 +221,11 @@ class DispatcherApp:
         self._registered = tenants, self._usable_models.usable(self._models.snapshot)
         return self._registered
 
-    def _wanted_topics(self) -> frozenset[str]:
-        return self._topics.wanted(*self._look_at_feeds())
-
     def _on_work(self, events: Sequence[FeedEvent]) -> None:
         """Pass the events to the event loop. Runs on the feed's thread."""
-        if self._loop is not None:
-            self._loop.call_soon_threadsafe(self._learn, events)
+        self._loop.call_soon_threadsafe(self._learn, events)
 
     def _learn(self, events: Sequence[FeedEvent]) -> None:
-        if self._dispatcher is None:
-            return
         try:
             self._dispatcher.updates.learn(events)
             self._dispatcher.dispatch()
@@ -251,8 +233,6 @@ class DispatcherApp:
             self._fail(error)
 
     def _heartbeat(self, with_tenants: bool) -> DispatchReport:
-        if self._dispatcher is None:
-            raise RuntimeError("the heartbeat began before the dispatcher was made")
         at_ms = now_ms()
         scheduler, stats = self._dispatcher.scheduler, self._dispatcher.output.counts.recent
         scheduler.refresh(at_ms)
@@ -260,48 +240,49 @@ class DispatcherApp:
             scheduler, stats, self._settings.instance_id, self._started_at_ms, at_ms, with_tenants=with_tenants
         )
 
-    def _show_registry(self, dispatcher: Dispatcher) -> None:
+    def _show_registry(self) -> None:
         """Pass tenants and models to the dispatcher when they, or the share of partitions read here, changed."""
         tenants, models = self._look_at_feeds()
         partitions = self._topics.parts(tenants, self._ownership.partitions())
         known_tenants, known_models, known_partitions = self._shown
         if tenants is not known_tenants or models is not known_models or partitions != known_partitions:
             if tenants is not known_tenants:
-                dispatcher.output.counts.set_tenants(tenants)
+                self._dispatcher.output.counts.set_tenants(tenants)
             self._shown = (tenants, models, partitions)
-            dispatcher.set_registry(tenants, models, partitions)
+            self._dispatcher.set_registry(tenants, models, partitions)
 
-    async def _start(self, stream: RequestStream) -> bool:
+    async def _start(self) -> bool:
         """Join the group once a tenant's request topic exists. False when stopped before or when the join timed out."""
         while not self._stopping.is_set():
-            topics = await self._topics.existing(self._wanted_topics())
+            topics = await self._topics.existing(self._topics.wanted(*self._look_at_feeds()))
             if any(not names.is_returned(topic) for topic in topics):
-                return await self._join(stream, topics)
+                return await self._join(topics)
             self._readiness.set("assignment", "no tenant has a request topic yet")
             await self._pause()
         return False
 
-    async def _join(self, stream: RequestStream, topics: frozenset[str]) -> bool:
+    async def _join(self, topics: frozenset[str]) -> bool:
         """Join the group within ``_MAX_OUTSIDE_GROUP_S``. False on timeout, which ends the process: Faust would wait
         without a bound, and a restart helps."""
         try:
             async with asyncio.timeout(_MAX_OUTSIDE_GROUP_S):
-                await stream.start(topics)
+                await self._stream.start(topics)
         except TimeoutError:
             self._fail(RuntimeError(f"did not join its group within {_MAX_OUTSIDE_GROUP_S:.0f} s"))
             return False
         self._member_at = monotonic()
         return True
 
-    async def _upkeep(self, stream: RequestStream, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
+    async def _upkeep(self) -> None:
         """Periodic work every ``_UPKEEP_S``: registry changes, new topics, pauses, membership, deadlines, dispatch."""
+        stream, dispatcher = self._stream, self._dispatcher
         # Before Python 3.12 wait_for loses a cancellation that coincides with its result, hence the loop condition.
         while not self._stopping.is_set():
-            self._show_registry(dispatcher)
+            self._show_registry()
             if stream.crashed is not None:
                 raise RuntimeError("Faust stopped") from stream.crashed
             if not stream.rebalancing:
-                wanted = self._wanted_topics()
+                wanted = self._topics.wanted(*self._registered)
                 if self._topics.should_look(wanted, stream.subscribed):
                     topics = await self._topics.existing(wanted)
                     if topics - stream.subscribed and not stream.rebalancing:
@@ -309,34 +290,33 @@ class DispatcherApp:
                         await stream.subscribe(topics | stream.subscribed)
                 stream.refresh_membership()
                 self._ownership.flow()
-                self._apply_pauses(stream, dispatcher)
-                self._hold_intake(stream, dispatcher)
+                self._apply_pauses()
+                self._hold_intake()
                 dispatcher.sweep()
                 dispatcher.dispatch()
-                transactions.commit_positions()
+                self._transactions.commit_positions()
             dispatcher.scheduler.in_flight.expire(now_ms())
             dispatcher.updates.show()
             # Settlements of revoked partitions disappear without a commit, so no callback reports the freed room.
             dispatcher.intake.on_room()
-            self._check_membership(stream)
+            self._check_membership()
             await self._pause()
 
-    def _apply_pauses(self, stream: RequestStream, dispatcher: Dispatcher) -> None:
-        if not stream.rebalancing:
-            held_up = dispatcher.output.transactions.sources_held_up()
+    def _apply_pauses(self) -> None:
+        if not self._stream.rebalancing:
+            held_up = self._transactions.sources_held_up()
             owned = self._ownership.partitions() if held_up else ()
             refused = {partition for partition in owned if partition.topic in held_up}
-            stream.apply_pauses({*self._ownership.paused(), *dispatcher.paused_backfill(), *refused})
+            self._stream.apply_pauses({*self._ownership.paused(), *self._dispatcher.paused_backfill(), *refused})
 
-    @staticmethod
-    def _hold_intake(stream: RequestStream, dispatcher: Dispatcher) -> None:
-        intake = dispatcher.intake
-        stream.hold(intake.held(), slow=intake.invalid_records.slow)
+    def _hold_intake(self) -> None:
+        intake = self._dispatcher.intake
+        self._stream.hold(intake.held(), slow=intake.invalid_records.slow)
 
-    def _check_membership(self, stream: RequestStream) -> None:
+    def _check_membership(self) -> None:
         """Report readiness only as a group member. Raises RuntimeError after ``_MAX_OUTSIDE_GROUP_S`` outside the
         group: the member is stuck, and a restart helps."""
-        if self._ownership.may_commit and not stream.rebalancing:
+        if self._ownership.may_commit and not self._stream.rebalancing:
             self._member_at = monotonic()
             self._readiness.set("assignment")
             return
@@ -352,59 +332,52 @@ class DispatcherApp:
         except TimeoutError:
             return
 
-    async def _revoked(self, dispatcher: Dispatcher, transactions: TransactionLoop) -> None:
+    async def _revoked(self) -> None:
         """Drop the state of revoked partitions, then wait for the open transaction before the rebalance goes on."""
-        await dispatcher.on_revoked()
+        await self._dispatcher.on_revoked()
 
         def wait() -> bool:
-            with transactions.between_transactions(_REVOKE_TIMEOUT_S) as ended:
+            with self._transactions.between_transactions(_REVOKE_TIMEOUT_S) as ended:
                 return ended
 
-        if not await asyncio.get_running_loop().run_in_executor(None, wait):
+        if not await self._loop.run_in_executor(None, wait):
             log.warning("transaction_outlived_revocation")
 
-    def _fail(self, error: BaseException) -> None:
-        self._failure = self._failure or error
-        self._stopping.set()
-
-    def _task_ended(self, task: "asyncio.Task[None]") -> None:
-        if not task.cancelled() and task.exception() is not None:
-            self._fail(task.exception() or RuntimeError("unreachable"))
-
-    async def _stop(
-        self,
-        stream: RequestStream,
-        transactions: TransactionLoop,
-        reporter: HeartbeatPublisher,
-        tasks: list[asyncio.Task[None]],
-        caches: Caches,
-        redis: "Sequence[Redis | None]",
-    ) -> None:
+    async def _stop(self, tasks: Sequence[asyncio.Task[None]]) -> None:
         self._readiness.set("assignment", "stopping")
         exit_timer = exit_after(self._settings.drain_timeout_s + _EXIT_MARGIN_S)
-        loop = asyncio.get_running_loop()
         await _end(tasks)
         if self._failure is None:
-            await loop.run_in_executor(None, transactions.drain, self._settings.drain_timeout_s)
-        await reporter.stop()
-        await stream.stop()
-        await loop.run_in_executor(None, transactions.stop)
-        if self._dispatcher is not None:
-            await self._dispatcher.close()
-        await caches.settle()
+            await self._loop.run_in_executor(None, self._transactions.drain, self._settings.drain_timeout_s)
+        await self._reporter.stop()
+        await self._stream.stop()
+        await self._loop.run_in_executor(None, self._transactions.stop)
+        await self._dispatcher.close()
+        for cache in self._caches:
+            await cache.settle()
         await self._embedder.aclose()
         await self._passages.close()
         for feed in (self._work, self._tenants, self._models):
-            await loop.run_in_executor(None, feed.stop)
+            await self._loop.run_in_executor(None, feed.stop)
         self._archive.close()
         self._group.close()
         if self._redis_watch is not None:
             await self._redis_watch.close()
-        for client in redis:
-            if client is not None:
-                await client.aclose()
+        for client in self._redis_clients:
+            await client.aclose()
         self._health.stop()
         exit_timer.cancel()
+
+
+def _redis(url: SecretStr | None) -> "Redis | None":
+    if url is None:
+        return None
+    return Redis.from_url(
+        url.get_secret_value(),
+        socket_timeout=_REDIS_TIMEOUT_S,
+        socket_connect_timeout=_REDIS_TIMEOUT_S,
+        retry=Retry(NoBackoff(), 0),
+    )
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -418,10 +391,14 @@ async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
+async def _run(settings: Settings) -> int:
+    return await DispatcherApp(settings).run()
+
+
 def main() -> int:
     """Run a dispatcher in this process."""
     settings = Settings()
     logs.configure(settings, "dispatcher")
     # Three threads handle every request; at Python's default switch interval each hand-over may cost 5 ms.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)
-    return asyncio.run(DispatcherApp(settings).run())
+    return asyncio.run(_run(settings))

@@ -11,12 +11,11 @@ from fairlane.ownership import Ownership
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.redis.availability import RedisAvailability
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
+from stream_processors.dispatcher.admission.quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy
-from stream_processors.dispatcher.admission.stage import AdmissionStage
+from stream_processors.dispatcher.admission.stage import AdmissionInbox, AdmissionStage
 from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds, NoAcceptedIds, RedisAcceptedIds
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage, ReplyArchive

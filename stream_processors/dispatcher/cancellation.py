@@ -7,14 +7,12 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, Ownership
 from fairlane.schema_registry import RegistryError
 from fairlane_server.kafka.transactions import Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
+from stream_processors.dispatcher.admission.stage import AdmissionInbox
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.output.stage import OutputStage
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
@@ -74,7 +72,11 @@ class CancellationService:
         looked_up = self.response_cache.find(cancel.tenant, cancel.request_id)
         not_admitted = [*(one.queued for one in self.inbox), *looked_up]
         not_admitted = [queued for queued in not_admitted if cancel.concerns(queued)]
-        answers = [self._answer(one, cancel, now_ms) for one in waiting]
+        answers = []
+        for one in waiting:
+            admission_inputs, degraded = self.output.take_admission(one.claim)
+            outputs = self.output.writer.cancelled(one, cancel, now_ms, admission_inputs)
+            answers.append(Settlement(one.claim, (*outputs, *degraded)))
         answers += [
             Settlement(one.claim, self.output.writer.cancelled(one, cancel, now_ms, was_admitted=False))
             for one in not_admitted
@@ -95,7 +97,11 @@ class CancellationService:
                 self.output.transactions.submit(Settlement(cancel.claim, (published,)))
                 return
             self.output.transactions.note((published,))
-        self._await(cancel, {*(answer.claim for answer in answers), *duplicates})
+        key, requests = (cancel.tenant, cancel.request_id), {*(answer.claim for answer in answers), *duplicates}
+        unfinished = self._unfinished.setdefault(key, _Unfinished())
+        unfinished.cancels.append(cancel.claim)
+        unfinished.requests |= requests
+        self._found_by.update(dict.fromkeys(requests, key))
 
     def on_committed(self, settled: Iterable[Settlement]) -> None:
         """Settle the cancels whose requests are all committed now."""
@@ -118,18 +124,6 @@ class CancellationService:
                 del self._found_by[claim]
             if not unfinished.requests:
                 self._finish(key)
-
-    def _answer(self, queued: QueuedRequest, cancel: CancelCommand, now_ms: int) -> Settlement:
-        admission_inputs, degraded = self.output.take_admission(queued.claim)
-        outputs = self.output.writer.cancelled(queued, cancel, now_ms, admission_inputs)
-        return Settlement(queued.claim, (*outputs, *degraded))
-
-    def _await(self, cancel: CancelCommand, requests: set[Claim]) -> None:
-        key = cancel.tenant, cancel.request_id
-        unfinished = self._unfinished.setdefault(key, _Unfinished())
-        unfinished.cancels.append(cancel.claim)
-        unfinished.requests |= requests
-        self._found_by.update(dict.fromkeys(requests, key))
 
     def _finish(self, key: tuple[str, str]) -> None:
         self.output.transactions.submit_many([Settlement(claim) for claim in self._unfinished.pop(key).cancels])

@@ -21,8 +21,7 @@ from fairlane.names import backfill_topic
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
 from fairlane_server.kafka.transactions import Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.admission.stage import AdmissionStage
+from stream_processors.dispatcher.admission.stage import AdmissionInbox, AdmissionStage
 from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.context import refusal_of
@@ -33,8 +32,7 @@ from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
-from stream_processors.dispatcher.scheduling.scheduler import Scheduler
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler, Turn
 
 _MAX_BATCH = 512
 _LINGER_S = 0.002

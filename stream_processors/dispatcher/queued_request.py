@@ -1,9 +1,10 @@
-"""A valid request with the decisions made about it so far, and the same with its record before admission."""
+"""Values of the pipeline: a record as read, a valid request with the decisions made so far, a cancel."""
 
 from dataclasses import dataclass
 
+from fairlane.codec import DecodeError
 from fairlane.outcomes import CacheMode
-from fairlane.ownership import Claim
+from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
     HistoryUse,
     InferenceRequest,
@@ -14,7 +15,41 @@ from fairlane.records import (
     SourceCoordinate,
 )
 from fairlane.trace_context import TraceHeaders
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.reading.record_batches import memory_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedRecord:
+    """A record as read from a request, backfill or requeue topic."""
+
+    partition: PartitionId
+    offset: int
+    timestamp_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: tuple[tuple[str, bytes], ...] = ()
+    problem: DecodeError | None = None
+    """Why the record could not be read, if so; ``value`` then holds the bytes that could be kept."""
+    read_bytes: int = 0
+    """Bytes read or decompressed to find that out."""
+
+    @property
+    def content_bytes(self) -> int:
+        contents = sum(len(name) + len(content or b"") for name, content in self.headers)
+        return len(self.key or b"") + len(self.value or b"") + contents
+
+    @property
+    def size_bytes(self) -> int:
+        return memory_bytes(len(self.value or b"") + len(self.key or b""), self.headers)
+
+    @property
+    def cost_bytes(self) -> int:
+        """Memory used by the record or bytes read for it, whichever is more."""
+        return max(self.size_bytes, self.read_bytes)
+
+    @property
+    def coordinate(self) -> SourceCoordinate:
+        return SourceCoordinate(self.partition.topic, self.partition.partition, self.offset)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -93,3 +128,24 @@ class Candidate:
     @property
     def claim(self) -> Claim:
         return self.queued.claim
+
+
+@dataclass(frozen=True, slots=True)
+class CancelCommand:
+    """A valid cancel. ``claim`` is of the cancel's own record, ``tenant`` that of its topic, ``requested_at_ms`` its
+    broker timestamp."""
+
+    claim: Claim
+    tenant: str
+    request_id: str
+    requested_at_ms: int
+
+    def concerns(self, queued: QueuedRequest) -> bool:
+        """Whether it cancels this request: same tenant and id, and sent before the cancel. An id sent again after its
+        cancel is a new request."""
+        if (queued.tenant, queued.request_id) != (self.tenant, self.request_id):
+            return False
+        source = queued.source
+        if (source.topic, source.partition) == self.claim.partition:
+            return source.offset < self.claim.offset
+        return queued.submitted_at_ms <= self.requested_at_ms

@@ -13,9 +13,9 @@ from fairlane.records import ModelVersion, TenantSpec
 from fairlane_server.control.tenants_file import check_numbers
 from stream_processors.dispatcher.intake.validation import Rejection, within_tenant_bound
 from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.scheduling.backlog_statistics import Share
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
-from stream_processors.dispatcher.scheduling.shares import Share
 
 log = get_logger(__name__)
 
@@ -128,7 +128,6 @@ def reassigns_pools(
 
 
 def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
-    """The tenant of each pool that belongs to one tenant alone."""
     return {spec.pool: name for name, spec in tenants.items() if spec.pool is not None}
 
 
@@ -156,18 +155,17 @@ class LastGood(Generic[SpecT]):
     def usable(self, specs: Mapping[str, SpecT]) -> Mapping[str, SpecT]:
         """The valid specifications by name; the same object until ``specs`` is another object."""
         if specs is not self._seen:
-            self._seen = specs
-            found = {name: self._checked(name, spec) for name, spec in specs.items()}
-            self._usable = {name: spec for name, spec in found.items() if spec is not None}
+            self._seen, before, self._usable = specs, self._usable, {}
+            for name, spec in specs.items():
+                try:
+                    self._check(name, spec)
+                except ValueError as error:
+                    log.error(self._unusable, name=name, reason=str(error), kept=name in before)
+                    if name in before:
+                        self._usable[name] = before[name]
+                else:
+                    self._usable[name] = spec
         return self._usable
-
-    def _checked(self, name: str, spec: SpecT) -> SpecT | None:
-        try:
-            self._check(name, spec)
-        except ValueError as error:
-            log.error(self._unusable, name=name, reason=str(error), kept=name in self._usable)
-            return self._usable.get(name)
-        return spec
 
 
 def check_tenant(name: str, spec: TenantSpec) -> None:

@@ -27,7 +27,7 @@ from producers.openai_api.request_models import (
     embedding_request,
 )
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords
 from tests.fuzz import corpus
 from tests.fuzz.mutation import mutated_bytes, mutated_json

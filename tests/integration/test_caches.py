@@ -17,8 +17,7 @@ from deploy.local.redis import CACHE_NAME
 from fairlane_server.caching.entries import MOST_ENTRY_BYTES, CacheKey, CacheName, cache_key, seal
 from fairlane_server.caching.responses import answer_of, encode_answer, semantic_group
 from fairlane_server.redis.cache import LookUpResult, RedisCache
-from stream_processors.dispatcher.response_cache.caches import Caches, make_caches
-from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, reply, request, work
+from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, Caches, caches_over, reply, request, work
 from tests.kit.own_redis import OwnRedis, own_redis_server
 
 pytestmark = pytest.mark.broker
@@ -29,7 +28,7 @@ CLIENT_TIMEOUT_S = 30.0
 
 
 def make(redis: "Redis", timeout_s: float = PATIENT_S) -> Caches:
-    return make_caches(RedisCache(redis, 300, timeout_s), ttl_s=300, semantic_threshold=0.9, clock=lambda: 0)
+    return caches_over(RedisCache(redis, 300, timeout_s))
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -69,7 +68,7 @@ def test_an_answer_and_what_means_the_same(redis_url: str, unique: str) -> None:
             entry = seal(key, encode_answer(answer))
             assert entry is not None
             await redis.set(key.name, entry, px=10_000)
-            assert await caches.responses.get(key) == answer
+            assert await caches.answer(key) == answer
             vectors = np.eye(384, dtype=np.float32)
             for number in range(1, 300):
                 caches.semantic.remember(group, vectors[number], replace(key, digest=bytes(32)))
@@ -80,7 +79,7 @@ def test_an_answer_and_what_means_the_same(redis_url: str, unique: str) -> None:
             assert 0 < await redis.pttl(group.name) <= 300_000
             found = await caches.semantic.find(group, vectors[0])
             assert found is not None
-            assert found.answer == answer
+            assert found[0] == answer
             assert await caches.semantic.find(group, vectors[299]) is None
 
     run(test())

@@ -27,7 +27,8 @@ from fairlane_server.postgres import pool
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
+from stream_processors.dispatcher.enrichment.context import ReadHistory
+from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.retention import OldRows, Rule

@@ -17,10 +17,9 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest, Message, RequestInput, WorkItem
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheKey
-from fairlane_server.caching.responses import CachedAnswer, response_key
+from fairlane_server.caching.responses import CachedAnswer, decode_answer, response_key
 from fairlane_server.redis.cache import LookUpResult, RedisCache
 from inference_consumers.results.cache_writer import TIMEOUT_S, CacheWriter, kept_answers_for
-from stream_processors.dispatcher.response_cache.caches import ResponseCache
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis
 from tests.kit.pipeline import Pipeline
@@ -50,8 +49,8 @@ def look_up(redis_url: str, *keys: CacheKey) -> list[CachedAnswer | None]:
 
     async def find() -> list[CachedAnswer | None]:
         async with asyncio.timeout(30), Redis.from_url(redis_url) as redis:
-            responses = ResponseCache(RedisCache(redis, TTL_S, PATIENT_S))
-            return [await responses.get(key) for key in keys]
+            cache = RedisCache(redis, TTL_S, PATIENT_S)
+            return [await cache.get(key, decode_answer) for key in keys]
 
     return asyncio.run(find())
 

@@ -13,8 +13,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis.availability import RedisAvailability
-from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
-from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.quotas import Charge, LocalQuotas
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded
 from tests.kit.nobody_is_asked import NobodyIsAsked
@@ -37,14 +36,14 @@ async def dispatchers(
         yield first, second, redis
 
 
-def ask(spec: TenantSpec, offset: int, tokens: int = 10, within_ms: int = 60_000) -> Ask:
+def ask(spec: TenantSpec, offset: int, tokens: int = 10, within_ms: int = 60_000) -> Charge:
     record = SourceCoordinate(f"requests.{spec.tenant}", 0, offset)
-    return Ask(spec.tenant, spec, tokens, record, now_ms() + within_ms)
+    return Charge(spec.tenant, spec, tokens, record, now_ms() + within_ms)
 
 
 async def left(quotas: RedisQuotas, spec: TenantSpec) -> int:
     """How many tokens the quota still grants. Takes none of them."""
-    one = Ask(spec.tenant, spec, 1)
+    one = Charge(spec.tenant, spec, 1)
     granted = (await quotas.take([one] * 200)).count(None)
     await quotas.give_back([one] * granted)
     return granted

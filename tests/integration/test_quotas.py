@@ -17,8 +17,7 @@ from deploy.local.ports import PortClaims
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
-from stream_processors.dispatcher.admission.local_quotas import LocalQuotas, Quotas
-from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
+from stream_processors.dispatcher.admission.quotas import Charge, Exceeded, LocalQuotas, Quota, Quotas
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from tests.kit.nobody_is_asked import NobodyIsAsked
 from tests.kit.own_redis import OwnRedis
@@ -63,8 +62,8 @@ def open_quotas(request: pytest.FixtureRequest) -> OpenQuotas:
     return shared
 
 
-def ask(spec: TenantSpec, tokens: int = 1) -> Ask:
-    return Ask(spec.tenant, spec, tokens)
+def ask(spec: TenantSpec, tokens: int = 1) -> Charge:
+    return Charge(spec.tenant, spec, tokens)
 
 
 def test_requests_have_a_burst_and_a_rate(open_quotas: OpenQuotas, unique: str) -> None:

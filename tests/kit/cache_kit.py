@@ -1,6 +1,7 @@
 """What the tests of the caches ask for, and a Redis in a dictionary."""
 
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import Any
 
 from redis.exceptions import ResponseError
@@ -15,7 +16,12 @@ from fairlane.records import (
     SourceCoordinate,
     WorkItem,
 )
+from fairlane_server.caching.entries import CacheKey
+from fairlane_server.caching.responses import CachedAnswer, decode_answer
+from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.store import Collection, Hit
+from stream_processors.dispatcher.response_cache.caches import PassageCache
+from stream_processors.dispatcher.response_cache.lookup import SemanticCache
 
 MODEL_VERSION = "3"
 COLLECTION = Collection("acme", "manuals", "static", 4, version=7)
@@ -117,3 +123,19 @@ def reply(to: WorkItem, text: str = "The red one.", **changed: Any) -> Inference
         "output": Output(text=text),
     }
     return InferenceReply(**(fields | changed))
+
+
+@dataclass
+class Caches:
+    """All caches over one Redis, or without one."""
+
+    redis: RedisCache
+    passages: PassageCache
+    semantic: SemanticCache
+
+    async def answer(self, key: CacheKey) -> CachedAnswer | None:
+        return await self.redis.get(key, decode_answer)
+
+
+def caches_over(redis: RedisCache, *, threshold: float = 0.9, now_ms: int = 0) -> Caches:
+    return Caches(redis, PassageCache(redis, lambda: now_ms, 300), SemanticCache(redis, threshold))

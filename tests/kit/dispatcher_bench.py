@@ -34,10 +34,8 @@ from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.reading.fenced_thread import Poll
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery

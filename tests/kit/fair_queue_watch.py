@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import combinations
 from math import inf
 
+from stream_processors.dispatcher.scheduling.backlog_statistics import DEFAULT_CLASS_WEIGHTS, Share
 from stream_processors.dispatcher.scheduling.fair_queue import (
     FairQueue,
     Policy,
@@ -16,7 +17,6 @@ from stream_processors.dispatcher.scheduling.fair_queue import (
     make_fair_queue,
     service_gap_bound,
 )
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 
 Path = tuple[str, ...]
 """A share: its class, its tenant, and its groups from the outermost in; "" stands for the requests of no group."""

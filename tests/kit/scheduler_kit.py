@@ -7,12 +7,11 @@ from fairlane.names import priority_topic
 from fairlane.outcomes import Health
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, TenantSpec
-from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Shed
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, Settled, WorkId
-from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, SettledWork, WorkId
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy, Turn
 from stream_processors.dispatcher.scheduling.window import Fleet
 
 POOL = "pool"
@@ -42,6 +41,17 @@ class Request:
     @property
     def request_id(self) -> str:
         return f"{self.claim.partition.topic}-{self.claim.offset}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class NamedRequest(Request):
+    """With an id of its own."""
+
+    name: str = ""
+
+    @property
+    def request_id(self) -> str:
+        return self.name
 
 
 def claim(offset: int, tenant: str = "a") -> Claim:
@@ -110,7 +120,7 @@ class Kit:
         for report in reports:
             self.scheduler.capacity.report(report, self.now_ms)
 
-    def judge(self, item: Request) -> Admitted | Shed:
+    def judge(self, item: Request) -> Shed | None:
         """As the dispatcher asks about a newcomer."""
         self.scheduler.refresh(self.now_ms)
         load, _ = self.scheduler.predict(item)
@@ -135,7 +145,7 @@ class Kit:
         self.in_flight.dispatched(work, Dispatched(source, tenant, dispatcher, cost_tokens))
         return work
 
-    def settle(self, item: Request) -> Settled:
+    def settle(self, item: Request) -> SettledWork:
         """A consumer is done with it."""
         source = source_of(item)
         work = self._works.get(source) or self.read_back(

@@ -17,7 +17,7 @@ from fairlane.records import DispatchReport, SourceCoordinate, UsageEvent, WorkI
 from fairlane.settings import Settings
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
 from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
-from stream_processors.dispatcher.scheduling.in_flight import InFlight, Settled, WorkId
+from stream_processors.dispatcher.scheduling.in_flight import InFlight, SettledWork, WorkId
 from tests.kit.pipeline import Pipeline
 
 _TIMEOUT_S = 20.0
@@ -181,7 +181,7 @@ class Follower:
 
     def __init__(self, log: WorkLog, pools: Callable[[], Iterable[str]] | None = None, instance_id: str = "me") -> None:
         self.in_flight = InFlight(instance_id)
-        self.settled: list[Settled] = []
+        self.settled: list[SettledWork] = []
         self.events: list[FeedEvent] = []
         self.failures: list[Exception] = []
         self.started_ms = now_ms()

@@ -30,6 +30,12 @@ _WIDER_THAN: Mapping[RetrievalMode, frozenset[str]] = {
     RetrievalMode.VECTOR: frozenset({RetrievalMode.HYBRID}),
     RetrievalMode.CACHED: frozenset({RetrievalMode.HYBRID, RetrievalMode.VECTOR}),
 }
+KEPT_MESSAGES = 4
+"""Turns of a conversation that are kept, besides all system messages."""
+
+CAPPED_TOKENS = 128
+"""Most output tokens of a capped request."""
+
 _SYSTEM = "system"
 _ASSISTANT = "assistant"
 
@@ -162,28 +168,7 @@ class Ladder:
             del self._rungs[key]
 
     def __len__(self) -> int:
-        """Number of pairs above level 0."""
         return len(self._rungs)
-
-
-@dataclass(frozen=True, slots=True)
-class DegradationPolicy:
-    """Amounts of the steps.
-
-    Attributes:
-        kept_messages: turns of a conversation that are kept, besides all system messages.
-        max_tokens: most output tokens of a capped request; within the limits on requests.
-    """
-
-    kept_messages: int = 4
-    max_tokens: int = 128
-
-    def __post_init__(self) -> None:
-        if self.kept_messages < 1 or self.max_tokens < 1:
-            raise ValueError("kept_messages and max_tokens must be at least 1")
-
-
-DEFAULT_DEGRADATION = DegradationPolicy()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +193,6 @@ def degrade(
     smaller: ModelVersion | None,
     *,
     backfill: bool,
-    policy: DegradationPolicy = DEFAULT_DEGRADATION,
 ) -> Degraded:
     """Take those of the first ``level`` steps of the ladder that the tenant did not forbid and that have an effect.
 
@@ -233,7 +217,7 @@ def degrade(
                 request, model = replace(within, model=smaller.model), smaller
                 steps.append(step)
         elif step not in pointless:
-            changed = _without(request, step, model, policy)
+            changed = _without(request, step, model)
             if changed != request:
                 request = changed
                 steps.append(step)
@@ -255,7 +239,6 @@ def reduced_context(
     passages: tuple[Passage, ...],
     forbidden: Container[str] = (),
     history: tuple[Message, ...] = (),
-    policy: DegradationPolicy = DEFAULT_DEGRADATION,
 ) -> Reduced:
     """Requeued work with reduced context: half its passages, half the messages that a degraded one keeps, and the newer
     half of its history.
@@ -269,7 +252,7 @@ def reduced_context(
         if (request, passages) != whole:
             steps.append(Degradation.FEWER_PASSAGES)
     if Degradation.SHORTER_CONTEXT not in forbidden:
-        shorter, newer = _shorter_context(request, max(1, policy.kept_messages // 2)), newest_half(history)
+        shorter, newer = _shorter_context(request, max(1, KEPT_MESSAGES // 2)), newest_half(history)
         if (shorter, newer) != (request, history):
             gone = bool(history) and not newer
             request, history = shorter, newer
@@ -277,9 +260,7 @@ def reduced_context(
     return Reduced(request, passages, tuple(steps), history)
 
 
-def _without(
-    request: InferenceRequest, step: Degradation, model: ModelVersion, policy: DegradationPolicy
-) -> InferenceRequest:
+def _without(request: InferenceRequest, step: Degradation, model: ModelVersion) -> InferenceRequest:
     match step:
         case Degradation.FEWER_PASSAGES:
             return _fewer_passages(request)
@@ -290,9 +271,9 @@ def _without(
         case Degradation.NO_RETRIEVAL:
             return replace(request, retrieval=None)
         case Degradation.SHORTER_CONTEXT:
-            return _shorter_context(request, policy.kept_messages)
+            return _shorter_context(request, KEPT_MESSAGES)
         case Degradation.CAPPED_MAX_TOKENS:
-            return _capped(request, model, policy.max_tokens)
+            return _capped(request, model, CAPPED_TOKENS)
         case _:
             return request
 
@@ -363,7 +344,6 @@ def _holds(smaller: ModelVersion, request: InferenceRequest, model: ModelVersion
 
 
 def _within(request: InferenceRequest, model: ModelVersion) -> InferenceRequest:
-    """The request with at most the model's output tokens."""
     asked = request.parameters.max_tokens
     if asked is None or not 0 < model.max_output_tokens < asked:
         return request

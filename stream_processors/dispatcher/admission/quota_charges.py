@@ -6,8 +6,7 @@ from itertools import islice
 
 from fairlane.ownership import Claim
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.admission.local_quotas import Quotas
-from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, buckets_of, has_quotas
+from stream_processors.dispatcher.admission.quotas import Charge, Exceeded, Quotas, buckets_of, has_quotas
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.registry import Registry
 
@@ -22,7 +21,7 @@ _PAID_EVERY_MS = 200
 class _Debt:
     """A tenant's unpaid requests, oldest first, and when payment is tried next."""
 
-    owed: dict[Claim, Ask] = field(default_factory=dict)
+    owed: dict[Claim, Charge] = field(default_factory=dict)
     due_at_ms: int = 0
 
 
@@ -37,12 +36,12 @@ class BackfillDebts:
     def __init__(self) -> None:
         self._debts: dict[str, _Debt] = {}
 
-    def owe(self, claim: Claim, ask: Ask, due_at_ms: int) -> None:
+    def owe(self, claim: Claim, charge: Charge, due_at_ms: int) -> None:
         """Record the debt of an admitted request; the quota can grant it at ``due_at_ms`` at the earliest."""
-        debt = self._debts.get(ask.tenant)
+        debt = self._debts.get(charge.tenant)
         if debt is None:
-            debt = self._debts[ask.tenant] = _Debt(due_at_ms=due_at_ms)
-        debt.owed[claim] = ask
+            debt = self._debts[charge.tenant] = _Debt(due_at_ms=due_at_ms)
+        debt.owed[claim] = charge
 
     def settle(self, tenant: str, claim: Claim) -> bool:
         """Remove the debt of a record that was paid or whose partition was revoked. False when there was none."""
@@ -54,16 +53,14 @@ class BackfillDebts:
         return True
 
     def postpone(self, tenant: str, due_at_ms: int) -> None:
-        """Set when payment of the tenant's debts is tried next."""
         debt = self._debts.get(tenant)
         if debt is not None:
             debt.due_at_ms = due_at_ms
 
     def next_due_ms(self) -> int | None:
-        """When the next payment is due; None without debts."""
         return min((debt.due_at_ms for debt in self._debts.values()), default=None)
 
-    def due(self, now_ms: int, most_per_tenant: int) -> Iterator[tuple[Claim, Ask]]:
+    def due(self, now_ms: int, most_per_tenant: int) -> Iterator[tuple[Claim, Charge]]:
         """Debts due now, oldest first per tenant. Exhaust the iterator before changing any debt."""
         for debt in self._debts.values():
             if debt.due_at_ms <= now_ms:
@@ -86,50 +83,50 @@ class QuotaCharges:
         """Charge quotas. Returns per request the quota it exceeds, or None when it was charged."""
         if not any(has_quotas(self.registry.tenant(queued.tenant)) for queued in fresh):
             return [None] * len(fresh)
-        return await self.quotas.take([self._ask(queued) for queued in fresh])
+        return await self.quotas.take([self._charge_of(queued) for queued in fresh])
 
     def owe(self, queued: QueuedRequest, due_at_ms: int) -> None:
         """Record an admitted request that exceeds its quota, which can grant it at ``due_at_ms`` at the earliest."""
-        self.debts.owe(queued.claim, self._ask(queued), due_at_ms)
+        self.debts.owe(queued.claim, self._charge_of(queued), due_at_ms)
 
     async def refund(self, undispatched: Sequence[QueuedRequest]) -> None:
         """Refund the quotas of requests that are not dispatched after all; drop their debts."""
-        if asks := self._paid(undispatched):
-            await self.quotas.give_back(asks)
+        if charges := self._paid(undispatched):
+            await self.quotas.give_back(charges)
 
     async def hand_over(self, revoked: Sequence[QueuedRequest]) -> None:
         """Release the quota grants of requests whose partitions were revoked: the new owner decides again."""
-        if asks := self._paid(revoked):
-            await self.quotas.hand_over(asks)
+        if charges := self._paid(revoked):
+            await self.quotas.hand_over(charges)
 
     async def pay_debts(self, now_ms: int) -> bool:
         """Pay debts as far as the quotas grant it now. Returns whether any tenant became free of debt."""
         before = self.debts.tenants()
         while due := list(self.debts.due(now_ms, _MAX_DEBTS_PER_PAYMENT)):
-            asks = [replace(ask, spec=self.registry.tenant(ask.tenant)) for _, ask in due]
+            charges = [replace(charge, spec=self.registry.tenant(charge.tenant)) for _, charge in due]
             later_ms: dict[str, int] = {}
-            moved_on: list[Ask] = []
-            for (claim, _), ask, exceeded in zip(due, asks, await self.quotas.take(asks), strict=True):
+            moved_on: list[Charge] = []
+            for (claim, _), charge, exceeded in zip(due, charges, await self.quotas.take(charges), strict=True):
                 # A quota lowered below the request's size can never be paid: drop the debt.
                 if exceeded is not None and exceeded.retry_after_ms is not None:
-                    wait_ms = max(exceeded.retry_after_ms, _pace_ms(ask.spec))
-                    later_ms.setdefault(ask.tenant, now_ms + wait_ms)
-                elif not self.debts.settle(ask.tenant, claim) and exceeded is None:
-                    moved_on.append(ask)
+                    wait_ms = max(exceeded.retry_after_ms, _pace_ms(charge.spec))
+                    later_ms.setdefault(charge.tenant, now_ms + wait_ms)
+                elif not self.debts.settle(charge.tenant, claim) and exceeded is None:
+                    moved_on.append(charge)
             await self.quotas.give_back(moved_on)
             for tenant, due_at_ms in later_ms.items():
                 self.debts.postpone(tenant, due_at_ms)
         return bool(before - self.debts.tenants())
 
-    def _paid(self, undispatched: Sequence[QueuedRequest]) -> list[Ask]:
+    def _paid(self, undispatched: Sequence[QueuedRequest]) -> list[Charge]:
         """The charges of these requests. Settles their debts instead where they owed."""
         charged = [queued for queued in undispatched if not queued.handed_back]
         paid = [queued for queued in charged if not self.debts.settle(queued.tenant, queued.claim)]
-        return [self._ask(queued) for queued in paid if has_quotas(self.registry.tenant(queued.tenant))]
+        return [self._charge_of(queued) for queued in paid if has_quotas(self.registry.tenant(queued.tenant))]
 
-    def _ask(self, queued: QueuedRequest) -> Ask:
+    def _charge_of(self, queued: QueuedRequest) -> Charge:
         spec = self.registry.tenant(queued.tenant)
-        return Ask(queued.tenant, spec, queued.quota_tokens, queued.source, queued.deadline_at_ms)
+        return Charge(queued.tenant, spec, queued.quota_tokens, queued.source, queued.deadline_at_ms)
 
 
 def _pace_ms(spec: TenantSpec) -> int:

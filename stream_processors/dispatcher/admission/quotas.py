@@ -5,9 +5,10 @@ whole period of it, so that a single large request fits.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol
 
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.token_bucket import LONGEST_WAIT_MS, BucketLevels, full_in_ms, refilled, wait_ms
@@ -26,10 +27,10 @@ class Quota(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Charge:
     """One request of ``tenant``, of ``tokens`` cost tokens, against the quotas of ``spec``.
 
-    ``record`` is its source coordinate; it is not asked for after ``until_ms``, its deadline: a store that outlives the
+    ``record`` is its source coordinate; it is not charged after ``until_ms``, its deadline: a store that outlives the
     process keeps the grant of the record until then.
     """
 
@@ -42,9 +43,9 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Exceeded:
-    """The exceeded quota, and when the same ask would be granted without other asks, at most ``LONGEST_WAIT_MS``.
+    """The exceeded quota, and when the same charge would be granted without other charges, at most ``LONGEST_WAIT_MS``.
 
-    ``retry_after_ms`` is None for an ask above the quota's capacity: waiting does not help.
+    ``retry_after_ms`` is None for a charge above the quota's capacity: waiting does not help.
     """
 
     which: Quota
@@ -59,8 +60,8 @@ class Bucket:
         quota: the quota.
         capacity: amount when full; it starts full.
         per_ms: refill per millisecond.
-        largest: the largest ask. Above the capacity for a share of a quota: such an ask is granted when the bucket is
-            full and leaves it in debt.
+        largest: the largest charge. Above the capacity for a share of a quota: it is granted when the bucket is full
+            and leaves it in debt.
     """
 
     quota: Quota
@@ -68,13 +69,11 @@ class Bucket:
     per_ms: float
     largest: float
 
-    def amount(self, ask: Ask) -> int:
-        """The amount of the ask."""
-        return 1 if self.quota is Quota.REQUESTS_PER_S else max(0, ask.tokens)
+    def amount(self, charge: Charge) -> int:
+        return 1 if self.quota is Quota.REQUESTS_PER_S else max(0, charge.tokens)
 
 
 def has_quotas(spec: TenantSpec) -> bool:
-    """Whether the tenant has any quota."""
     return not (spec.requests_per_s is None and spec.tokens_per_minute is None and spec.tokens_per_day is None)
 
 
@@ -118,24 +117,24 @@ class QuotaBook:
     def __init__(self) -> None:
         self._levels: BucketLevels[_Levels] = BucketLevels()
 
-    def take(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> Exceeded | None:
-        """Take the ask from all its buckets; or nothing, and return the quota with the longest wait."""
+    def take(self, charge: Charge, buckets: Sequence[Bucket], now_ms: int) -> Exceeded | None:
+        """Take the charge from all its buckets; or nothing, and return the quota with the longest wait."""
         self._levels.sweep(now_ms)
-        levels = self._refilled(ask.tenant, buckets, now_ms)
+        levels = self._refilled(charge.tenant, buckets, now_ms)
         waits_ms = [
-            _wait_ms(bucket, levels.amounts[bucket.quota], bucket.amount(ask), levels.at_ms - now_ms)
+            _wait_ms(bucket, levels.amounts[bucket.quota], bucket.amount(charge), levels.at_ms - now_ms)
             for bucket in buckets
         ]
         longest_ms = max(waits_ms, default=0)
         if longest_ms > 0:
             which = buckets[waits_ms.index(longest_ms)].quota
             return Exceeded(which, None if math.isinf(longest_ms) else min(int(longest_ms), LONGEST_WAIT_MS))
-        self._add(ask, buckets, levels, -1)
+        self._add(charge, buckets, levels, -1)
         return None
 
-    def give_back(self, ask: Ask, buckets: Sequence[Bucket], now_ms: int) -> None:
+    def give_back(self, charge: Charge, buckets: Sequence[Bucket], now_ms: int) -> None:
         """Undo a granted ``take``; no bucket exceeds its capacity."""
-        self._add(ask, buckets, self._refilled(ask.tenant, buckets, now_ms), 1)
+        self._add(charge, buckets, self._refilled(charge.tenant, buckets, now_ms), 1)
 
     def _refilled(self, tenant: str, buckets: Sequence[Bucket], now_ms: int) -> _Levels:
         known = self._levels.get(tenant)
@@ -148,18 +147,17 @@ class QuotaBook:
             amounts[bucket.quota] = refilled(bucket.capacity, bucket.per_ms, amount, at_ms - known.at_ms)
         return _Levels(amounts, at_ms, at_ms)
 
-    def _add(self, ask: Ask, buckets: Sequence[Bucket], levels: _Levels, sign: int) -> None:
+    def _add(self, charge: Charge, buckets: Sequence[Bucket], levels: _Levels, sign: int) -> None:
         for bucket in buckets:
-            amount = min(bucket.capacity, levels.amounts[bucket.quota] + sign * bucket.amount(ask))
+            amount = min(bucket.capacity, levels.amounts[bucket.quota] + sign * bucket.amount(charge))
             levels.amounts[bucket.quota] = amount
             if amount < bucket.capacity:
                 full_at_ms = levels.at_ms + full_in_ms(bucket.capacity, bucket.per_ms, amount)
                 levels.full_at_ms = max(levels.full_at_ms, full_at_ms)
         if buckets:
-            self._levels.put(ask.tenant, levels, levels.full_at_ms)
+            self._levels.put(charge.tenant, levels, levels.full_at_ms)
 
     def __len__(self) -> int:
-        """Number of tenants kept."""
         return len(self._levels)
 
 
@@ -168,3 +166,49 @@ def _wait_ms(bucket: Bucket, amount: float, wanted: int, clock_is_behind_ms: int
     if wanted > bucket.largest:
         return math.inf
     return wait_ms(bucket.capacity, bucket.per_ms, min(wanted, bucket.capacity) - amount, clock_is_behind_ms)
+
+
+class Quotas(Protocol):
+    """Enforces the tenants' quotas. No method raises while the store is unavailable."""
+
+    async def take(self, charges: Sequence[Charge]) -> list[Exceeded | None]:
+        """One answer per charge, in order: None when granted, else the quota exceeded, and nothing is taken."""
+
+    async def give_back(self, charges: Sequence[Charge]) -> None:
+        """Refund granted charges whose requests are not dispatched. The same record is charged again next time."""
+
+    async def hand_over(self, charges: Sequence[Charge]) -> None:
+        """Release granted charges whose partitions were revoked: the new owner charges the same records again."""
+
+
+class LocalQuotas:
+    """Quotas in memory: exact for this process's partitions, lost when it ends.
+
+    Args:
+        clock: milliseconds.
+        share: this process's fraction of a tenant's quotas, above 0 and at most 1: the fraction of its partitions read
+            here.
+    """
+
+    def __init__(self, clock: Callable[[], int], share: Callable[[str], float] = lambda _tenant: 1.0) -> None:
+        self._clock = clock
+        self._share = share
+        self._book = QuotaBook()
+
+    async def take(self, charges: Sequence[Charge]) -> list[Exceeded | None]:
+        now_ms = self._clock()
+        return [
+            self._book.take(charge, buckets_of(charge.spec, self._share(charge.tenant)), now_ms)
+            if has_quotas(charge.spec)
+            else None
+            for charge in charges
+        ]
+
+    async def give_back(self, charges: Sequence[Charge]) -> None:
+        now_ms = self._clock()
+        for charge in charges:
+            self._book.give_back(charge, buckets_of(charge.spec, self._share(charge.tenant)), now_ms)
+
+    async def hand_over(self, charges: Sequence[Charge]) -> None:
+        # The next reader charges its own local quotas.
+        await self.give_back(charges)

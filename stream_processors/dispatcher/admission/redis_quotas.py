@@ -12,11 +12,11 @@ from fairlane.records import SourceCoordinate
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
 from fairlane_server.redis.state import StateKind, count_refusal_of
 from fairlane_server.token_bucket import BUCKET_FUNCTIONS, LONGEST_WAIT_MS
-from stream_processors.dispatcher.admission.local_quotas import Quotas
 from stream_processors.dispatcher.admission.quotas import (
-    Ask,
+    Charge,
     Exceeded,
     Quota,
+    Quotas,
     buckets_of,
     has_quotas,
 )
@@ -33,9 +33,9 @@ _CLOCKS_APART_MS = 60_000
 # ARGV: -1 to take or 1 to give back; the time in ms, empty for the server's clock, which all dispatchers share; the
 # longest wait returned, up to which a wait is a whole number to Redis as well; the number of tenants' keys, which come
 # first in KEYS; per tenant the capacity and the refill per millisecond of each quota, in the order of Quota, with a
-# capacity below 0 for a quota that the tenant does not have; per ask the number of its tenant's key, its tokens, the
+# capacity below 0 for a quota that the tenant does not have; per charge the number of its tenant's key, its tokens, the
 # number of its record's key or 0, and the time until which that key is stored.
-# Returns: per ask the number of the quota that refuses it and the milliseconds until it would not; 0 and 0 when
+# Returns: per charge the number of the quota that refuses it and the milliseconds until it would not; 0 and 0 when
 # granted, -1 milliseconds for never.
 # A record's key holds the tokens granted to the record: while it exists the record is charged nothing more, and exactly
 # these tokens are given back. A tenant's key is deleted when all its buckets are full.
@@ -164,29 +164,29 @@ class RedisQuotas:
         """Whether Redis answered the last ``take``."""
         return self._turns.answered
 
-    async def take(self, asks: Sequence[Ask]) -> list[Exceeded | None]:
-        answers: list[Exceeded | None] = [None] * len(asks)
-        limited = [index for index, ask in enumerate(asks) if has_quotas(ask.spec)]
+    async def take(self, charges: Sequence[Charge]) -> list[Exceeded | None]:
+        answers: list[Exceeded | None] = [None] * len(charges)
+        limited = [index for index, charge in enumerate(charges) if has_quotas(charge.spec)]
         if limited:
-            found = await self._take([asks[index] for index in limited])
+            found = await self._take([charges[index] for index in limited])
             for index, answer in zip(limited, found, strict=True):
                 answers[index] = answer
         return answers
 
-    async def _take(self, asks: Sequence[Ask]) -> list[Exceeded | None]:
+    async def _take(self, charges: Sequence[Charge]) -> list[Exceeded | None]:
         if not self._turns.may_ask():
-            return await self._local.take(asks)
+            return await self._local.take(charges)
         try:
-            numbers = await self._ask(asks, -1)
+            numbers = await self._call(charges, -1)
         except (RedisError, OSError, TimeoutError) as error:
             count_refusal_of(StateKind.QUOTAS, error)
             self._turns.failed(error)
-            return await self._local.take(asks)
+            return await self._local.take(charges)
         self._turns.succeeded()
         return [_answer(which, wait_ms) for which, wait_ms in zip(numbers[::2], numbers[1::2], strict=True)]
 
-    async def give_back(self, asks: Sequence[Ask]) -> None:
-        limited = [ask for ask in asks if has_quotas(ask.spec)]
+    async def give_back(self, charges: Sequence[Charge]) -> None:
+        limited = [charge for charge in charges if has_quotas(charge.spec)]
         if not limited:
             return
         if not self.available:
@@ -197,20 +197,20 @@ class RedisQuotas:
             _lost(limited, self._watch.error)
             return
         try:
-            await self._ask(limited, 1)
+            await self._call(limited, 1)
         except (RedisError, OSError, TimeoutError) as error:
             # Do not mark the turns as failed: Redis granted last, and only a failed ``take`` switches to local.
             count_refusal_of(StateKind.QUOTAS, error)
             self._watch.failed(error)
             _lost(limited, type(error).__name__)
 
-    async def hand_over(self, asks: Sequence[Ask]) -> None:
+    async def hand_over(self, charges: Sequence[Charge]) -> None:
         # Redis stores the grants of these records for the next owner.
         if not self.available:
-            await self._local.hand_over([ask for ask in asks if has_quotas(ask.spec)])
+            await self._local.hand_over([charge for charge in charges if has_quotas(charge.spec)])
 
-    async def _ask(self, asks: Sequence[Ask], sign: int) -> list[int]:
-        specs = {ask.tenant: ask.spec for ask in asks}
+    async def _call(self, charges: Sequence[Charge], sign: int) -> list[int]:
+        specs = {charge.tenant: charge.spec for charge in charges}
         args: list[str | int | float] = [
             sign,
             "" if self._clock is None else self._clock(),
@@ -224,20 +224,20 @@ class RedisQuotas:
                 args += (-1, 0) if bucket is None else (bucket.capacity, bucket.per_ms)
         numbers = {tenant: number for number, tenant in enumerate(specs, 1)}
         keys = [f"{tenant}:quota" for tenant in specs]
-        for ask in asks:
+        for charge in charges:
             number = 0
-            if ask.record is not None:
-                keys.append(_key(ask.tenant, ask.record))
+            if charge.record is not None:
+                keys.append(_key(charge.tenant, charge.record))
                 number = len(keys)
-            args += (numbers[ask.tenant], max(0, ask.tokens), number, ask.until_ms + _CLOCKS_APART_MS)
+            args += (numbers[charge.tenant], max(0, charge.tokens), number, charge.until_ms + _CLOCKS_APART_MS)
         async with asyncio.timeout(self._timeout_s):
             answer: list[int] = await self._run(keys=keys, args=args)
         return answer
 
 
-def _lost(asks: Sequence[Ask], error: str) -> None:
+def _lost(charges: Sequence[Charge], error: str) -> None:
     """Log a lost refund; the tenant waits a little longer."""
-    log.warning("quotas_not_given_back", error=error, requests=len(asks))
+    log.warning("quotas_not_given_back", error=error, requests=len(charges))
 
 
 def _key(tenant: str, record: SourceCoordinate) -> str:

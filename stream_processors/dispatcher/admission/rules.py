@@ -39,13 +39,13 @@ from fairlane.outcomes import Code
 from fairlane_server.admission_rule import (
     AFTERWARDS_FREE,
     Load,
-    Prediction,
     drain_ms,
     predict,
     retry_after_ms,
     takes_anything,
 )
 from fairlane_server.heartbeats import LEAST_OUTAGE_MS
+from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,6 @@ class SharedBound:
         return min(self.own_bound, max(self.guaranteed, self.alpha * self.weight * free))
 
     def admits(self, size: float) -> bool:
-        """Whether a request of ``size`` is admitted."""
         wanted = self.own_held + size
         if wanted <= self.guaranteed and (self.own_held <= 0 or wanted <= self.own_bound):
             # Whatever the total: only requests admitted by another rule can have filled it.
@@ -144,19 +143,6 @@ class AdmissionPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrival:
-    """The request to decide. Its cost is in cost tokens."""
-
-    now_ms: int
-    submitted_at_ms: int
-    deadline_at_ms: int
-    cost_tokens: float
-    size_bytes: int
-    request_id: str
-    backfill: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """The backlog of this dispatcher over all pools and classes, and the tenant's limits: of online requests or of
     backfill, whichever is judged. Only ``total_waiting_tokens`` counts both: they drain together.
@@ -178,24 +164,16 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Admitted:
-    """The request is admitted."""
-
-    prediction: Prediction
-
-
-@dataclass(frozen=True, slots=True)
 class Shed:
     """The request is rejected: ``overloaded`` or ``deadline_unmeetable``."""
 
     code: Code
     message: str
     retry_after_ms: int
-    prediction: Prediction
 
 
-def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load) -> Admitted | Shed:
-    """Admit or reject the request.
+def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: Load, now_ms: int) -> Shed | None:
+    """None if the request is admitted, else its rejection.
 
     - Backfill is admitted.
     - ``overloaded`` if it does not fit the tenant's own bound, or the tenant's part of the total, in requests or in
@@ -215,29 +193,29 @@ def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load
     the request id lengthens it by up to ``jitter``, so that requests rejected together do not return together; it lies
     between ``LEAST_RETRY_MS`` and ``MOST_RETRY_MS``.
     """
-    prediction = predict(load, arrival.cost_tokens)
-    if arrival.backfill:
-        return Admitted(prediction)
+    prediction = predict(load, request.cost_tokens)
+    if request.is_backfill:
+        return None
     requests, size = _shared_bounds(policy, bounds)
-    allowed_ms = (arrival.deadline_at_ms - arrival.submitted_at_ms) * (1 - policy.safety_margin)
-    left_ms = arrival.submitted_at_ms + allowed_ms - arrival.now_ms
+    allowed_ms = (request.deadline_at_ms - request.submitted_at_ms) * (1 - policy.safety_margin)
+    left_ms = request.submitted_at_ms + allowed_ms - now_ms
     if not requests.admits(1):
         code, message = Code.OVERLOADED, _full("requests", requests, 1)
-    elif not size.admits(arrival.size_bytes):
-        code, message = Code.OVERLOADED, _full("bytes", size, arrival.size_bytes)
-    elif prediction.finish_ms > left_ms and not (takes_anything(load) and arrival.now_ms <= arrival.deadline_at_ms):
+    elif not size.admits(request.size_bytes):
+        code, message = Code.OVERLOADED, _full("bytes", size, request.size_bytes)
+    elif prediction.finish_ms > left_ms and not (takes_anything(load) and now_ms <= request.deadline_at_ms):
         code = Code.DEADLINE_UNMEETABLE
         latest = f"in {left_ms / 1000:.1f} s" if left_ms > 0 else "past"
         message = f"it would be done in {prediction.finish_ms / 1000:.1f} s; its deadline, less the margin, is {latest}"
     else:
-        return Admitted(prediction)
+        return None
     own_ms, all_ms = _drain_ms(bounds, load)
     retry_ms = prediction.return_ms + max(
         requests.ms_until_admitted(1, own_ms, all_ms),
-        size.ms_until_admitted(arrival.size_bytes, own_ms, all_ms),
+        size.ms_until_admitted(request.size_bytes, own_ms, all_ms),
         prediction.ms_until_in_time(allowed_ms),
     )
-    return Shed(code, message, retry_after_ms(retry_ms, policy.jitter, arrival.request_id), prediction)
+    return Shed(code, message, retry_after_ms(retry_ms, policy.jitter, request.request_id))
 
 
 def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bool:
@@ -252,7 +230,6 @@ def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bo
 
 
 def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound, SharedBound]:
-    """The bound in requests and the one in bytes."""
     return (
         SharedBound(
             policy.max_waiting_requests,

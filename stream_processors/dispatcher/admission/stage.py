@@ -1,6 +1,7 @@
 """Admission stage: quota, degradation and admission of request batches; each request is queued or answered."""
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import jittered_ms
@@ -14,7 +15,7 @@ from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.admission.rules import Shed
-from stream_processors.dispatcher.enrichment.prompt_room import shown_message_tokens
+from stream_processors.dispatcher.enrichment.context import shown_message_tokens
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.validation import Rejection, charged_bytes
@@ -22,6 +23,33 @@ from stream_processors.dispatcher.output.stage import Admission, OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+
+
+@dataclass(slots=True)
+class AdmissionInbox:
+    """Duplicates whose first request was rejected for now, and response cache misses. ``wake`` is set for each."""
+
+    wake: asyncio.Event
+    _candidates: list[Candidate] = field(default_factory=list)
+
+    def put(self, candidate: Candidate) -> None:
+        self._candidates.append(candidate)
+        self.wake.set()
+
+    def take(self, most: int, now_ms: int) -> list[Candidate]:
+        """Remove and return the oldest, admitted at ``now_ms``: they may have waited since they were classified."""
+        taken = self._candidates[:most]
+        del self._candidates[:most]
+        return [replace(one, queued=replace(one.queued, admitted_at_ms=now_ms)) for one in taken]
+
+    def keep(self, wanted: Callable[[Candidate], bool]) -> None:
+        self._candidates = [one for one in self._candidates if wanted(one)]
+
+    def __len__(self) -> int:
+        return len(self._candidates)
+
+    def __iter__(self) -> Iterator[Candidate]:
+        return iter(self._candidates)
 
 
 @dataclass(slots=True)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import islice
-from typing import Protocol, TypedDict
+from typing import Protocol
 
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
@@ -78,11 +78,6 @@ end
 )
 
 
-class _Given(TypedDict):
-    keys: list[str]
-    args: list[int | str]
-
-
 class AcceptedIds(Protocol):
     """Maps each accepted (tenant, request id) to its first source coordinate."""
 
@@ -132,7 +127,7 @@ class RedisAcceptedIds:
             return [None] * len(entries)
         try:
             await self._pay()
-            *answers, refused, beyond = await self._remember(**self._given(entries))
+            *answers, refused, beyond = await self._remember(*self._given(entries))
         except (RedisError, OSError, TimeoutError) as error:
             count_refusal_of(StateKind.SEEN_IDS, error)
             self._turns.failed(error)
@@ -157,21 +152,19 @@ class RedisAcceptedIds:
         else:
             self._turns.succeeded()
 
-    def _given(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> _Given:
+    def _given(self, entries: Sequence[tuple[str, str, SourceCoordinate]]) -> tuple[list[str], list[int | str]]:
         """Keys and arguments of either script."""
         counters: dict[str, int] = {}
         numbers = [counters.setdefault(tenant, len(counters) + 1) for tenant, _, _ in entries]
         keys = [f"seen:{tenant}:{request_id}" for tenant, request_id, _ in entries]
         places = [_packed(coordinate) for _, _, coordinate in entries]
-        return {
-            "keys": [*keys, *(f"seen-count:{tenant}" for tenant in counters)],
-            "args": [self._ttl_s, self._most, len(entries), *places, *numbers],
-        }
+        keys += [f"seen-count:{tenant}" for tenant in counters]
+        return keys, [self._ttl_s, self._most, len(entries), *places, *numbers]
 
     async def _pay(self) -> None:
         while self._owed:
             entries = list(islice(self._owed, _MAX_PAID_AT_ONCE))
-            await self._forget(**self._given(entries))
+            await self._forget(*self._given(entries))
             for entry in entries:
                 self._owed.pop(entry, None)
 

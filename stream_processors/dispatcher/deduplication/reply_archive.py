@@ -46,7 +46,6 @@ class KafkaReplyArchive:
         return await asyncio.get_running_loop().run_in_executor(None, self._find, tenant, request_id, source)
 
     def close(self) -> None:
-        """Close the Postgres connection and the Kafka consumer."""
         with self._lock:
             self._reset()
 
@@ -56,15 +55,17 @@ class KafkaReplyArchive:
                 found = self._place(tenant, request_id, source)
                 if found is None:
                     return None
-                place, outcome = found
-                return self._read(place) or _refusal(outcome)
-            except ReplyGoneError:
-                raise
+                place, recorded = found
+                reply = self._read(place)
             except Exception as error:
                 # Any error: the caller retries.
                 log.warning("reply_lookup_failed", tenant=tenant, request_id=request_id, error=type(error).__name__)
                 self._reset()
                 raise ReplyUnknownError(type(error).__name__) from error
+        if reply is None and recorded.outcome != Outcome.REJECTED:
+            raise ReplyGoneError
+        # A rejection has no output: the table has all of it.
+        return reply or recorded
 
     def _place(
         self, tenant: str, request_id: str, source: SourceCoordinate
@@ -110,10 +111,3 @@ class KafkaReplyArchive:
         if self._consumer is not None:
             self._consumer.close()
         self._consumer = None
-
-
-def _refusal(left: InferenceReply) -> InferenceReply:
-    """The reply as recorded in the table if it is a rejection, which has no output. Raises ReplyGoneError otherwise."""
-    if left.outcome != Outcome.REJECTED:
-        raise ReplyGoneError
-    return left

@@ -13,12 +13,14 @@ from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim, Ownership
 from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane_server.kafka.transactions import Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.deduplication.recent_results import RecentResult
-from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
+from stream_processors.dispatcher.admission.stage import AdmissionInbox
+from stream_processors.dispatcher.deduplication.duplicates import (
+    Duplicate,
+    DuplicateQueues,
+    RecentResult,
+)
 from stream_processors.dispatcher.output.stage import OutputStage
-from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, Candidate, QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
@@ -72,9 +74,8 @@ class DeduplicationStage:
     scheduler: Scheduler[QueuedRequest]
     response_cache: ResponseCacheStage
     output: OutputStage
-    bounds: DuplicateBounds = field(default_factory=DuplicateBounds)
+    queues: DuplicateQueues = field(default_factory=DuplicateQueues)
     backoff: Backoff = field(default_factory=Backoff)
-    _queues: DuplicateQueues = field(init=False)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _deciding: Duplicate | None = None
     """Taken from its queue, look-up running."""
@@ -86,9 +87,6 @@ class DeduplicationStage:
     _under_way: frozenset[SourceCoordinate] = frozenset()
     _under_way_at_ms: float = float("-inf")
     _looked_at_ms: float = float("-inf")
-
-    def __post_init__(self) -> None:
-        self._queues = DuplicateQueues(self.bounds)
 
     async def submit(self, candidates: Sequence[Candidate]) -> list[Candidate]:
         """Return the requests whose id was not accepted before. Duplicates are queued for look-up; beyond the bounds,
@@ -108,13 +106,13 @@ class DeduplicationStage:
 
     def discard(self, is_current: Callable[[Claim], bool]) -> None:
         """Drop duplicates of revoked partitions; their new owner reads them again."""
-        self._queues.take_where(lambda duplicate: not is_current(duplicate.queued.claim))
+        self.queues.take_where(lambda duplicate: not is_current(duplicate.queued.claim))
         self._cancelled = {claim: cancel for claim, cancel in self._cancelled.items() if is_current(claim)}
 
     def cancel(self, cancel: CancelCommand) -> list[Claim]:
         """Mark the duplicates this cancel concerns, so that they do not run. Returns their claims; each is settled once
         its first's outcome is known."""
-        waiting = self._queues.find(cancel.tenant, cancel.request_id)
+        waiting = self.queues.find(cancel.tenant, cancel.request_id)
         if self._deciding is not None:
             waiting = (*waiting, self._deciding.queued)
         found = [queued.claim for queued in waiting if cancel.concerns(queued)]
@@ -123,7 +121,7 @@ class DeduplicationStage:
 
     def crowded(self) -> set[str]:
         """Tenants with so many waiting duplicates that their backfill should be paused."""
-        return self._queues.crowded()
+        return self.queues.crowded()
 
     async def run(self) -> None:
         """Settle duplicates for ever. If the first was rejected for now, the duplicate replaces it in ``accepted_ids``
@@ -133,13 +131,13 @@ class DeduplicationStage:
             now_ms = self.output.clock()
             if now_ms - self._looked_at_ms >= _LOOK_EVERY_MS:
                 self._looked_at_ms = now_ms
-                for held in self._queues.take_older(now_ms - HELD_FOR_MS):
+                for held in self.queues.take_older(now_ms - HELD_FOR_MS):
                     self._give_up(held)
-            duplicate = self._deciding = self._queues.take(now_ms) if now_ms >= self._resumes_at_ms else None
+            duplicate = self._deciding = self.queues.take(now_ms) if now_ms >= self._resumes_at_ms else None
             if duplicate is not None:
                 await self._decide(duplicate)
                 self._deciding = None
-            elif self._queues:
+            elif self.queues:
                 # A duplicate waits for its next look-up or its give-up time.
                 with suppress(TimeoutError):
                     await asyncio.wait_for(self._arrived.wait(), self._wait_s(now_ms))
@@ -172,7 +170,7 @@ class DeduplicationStage:
         queued = duplicate.queued
         if self._is_under_way(duplicate.first):
             self._settle(queued, duplicate.first, None)
-        elif self.response_cache.recent_results.of(queued.tenant, queued.request_id) is RecentResult.REFUSED_FOR_NOW:
+        elif self.response_cache.recent_results.get((queued.tenant, queued.request_id)) is RecentResult.REFUSED_FOR_NOW:
             await self._try_again(duplicate)
         else:
             tries = duplicate.tries + 1
@@ -180,7 +178,7 @@ class DeduplicationStage:
 
     async def _try_again(self, duplicate: Duplicate) -> None:
         queued, first = duplicate.queued, duplicate.first
-        self.response_cache.recent_results.forget(queued.tenant, queued.request_id)
+        self.response_cache.recent_results.pop((queued.tenant, queued.request_id), None)
         await self.output.accepted_ids.forget([(queued.tenant, queued.request_id, first)])
         (now_first,) = await self.output.accepted_ids.first_seen([queued.seen])
         if now_first is None or now_first == first:
@@ -195,13 +193,15 @@ class DeduplicationStage:
 
     def _put(self, duplicate: Duplicate) -> None:
         self._arrived.set()
-        for pushed_out in self._queues.put(duplicate):
+        for pushed_out in self.queues.put(duplicate):
             self._give_up(pushed_out)
 
     def _give_up(self, duplicate: Duplicate) -> None:
         """Settle a duplicate whose first's reply cannot be looked up in time."""
         queued = duplicate.queued
-        is_answered = self.response_cache.recent_results.of(queued.tenant, queued.request_id) is RecentResult.ANSWERED
+        is_answered = (
+            self.response_cache.recent_results.get((queued.tenant, queued.request_id)) is RecentResult.ANSWERED
+        )
         if is_answered or self._is_under_way(duplicate.first):
             self._settle(queued, duplicate.first, None)
             return
@@ -244,7 +244,7 @@ class DeduplicationStage:
         return first in self._under_way
 
     def _wait_s(self, now_ms: int) -> float:
-        due_ms = max(self._resumes_at_ms, self._queues.next_due_ms)
+        due_ms = max(self._resumes_at_ms, self.queues.next_due_ms)
         return min(_LOOK_EVERY_MS, max(1.0, due_ms - now_ms)) / 1_000
 
     def _delay_ms(self, failures: int) -> float:

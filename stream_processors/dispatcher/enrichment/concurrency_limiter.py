@@ -1,7 +1,7 @@
-"""Concurrency limiter of retrievals, fair across tenants, and the permit of one look-up."""
+"""Concurrency limiter of look-ups, fair across tenants."""
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -20,13 +20,57 @@ class Urgency(IntEnum):
     """Its request is still queued."""
 
 
-@dataclass(slots=True, eq=False)
-class Ticket:
-    """A waiting or granted permit of a tenant."""
+class NoPermitError(Exception):
+    """No permit was granted in time."""
 
+
+@dataclass(slots=True, eq=False)
+class Permit:
+    """A permit of one look-up: queued for, granted, and released; ``asking`` queues for it again.
+
+    Attributes:
+        granted: done once the permit is granted.
+        queries: queries about to begin at once: the permit is not released before they have begun.
+    """
+
+    limiter: "FairConcurrencyLimiter"
     tenant: str
     urgency: Urgency
     granted: "asyncio.Future[None]"
+    queries: int = 0
+    is_held: bool = False
+    _asking: int = 0
+
+    @asynccontextmanager
+    async def asking(self, until_s: float) -> AsyncIterator[None]:
+        """Held during a query; released when none runs. Raises NoPermitError without a permit by ``until_s``, in the
+        event loop's time."""
+        if self.queries:
+            self.queries -= 1
+        elif not self.is_held:
+            await self._queue_again(until_s)
+        if not self._asking:
+            metrics.RETRIEVALS_UNDER_WAY.inc()
+        self._asking += 1
+        try:
+            yield
+        finally:
+            self._asking -= 1
+            if not self._asking:
+                metrics.RETRIEVALS_UNDER_WAY.dec()
+                if not self.queries:
+                    self.limiter.leave(self)
+
+    async def _queue_again(self, until_s: float) -> None:
+        self.limiter.enter(self)
+        try:
+            async with asyncio.timeout_at(until_s):
+                await self.granted
+        except BaseException as error:
+            self.limiter.leave(self)
+            if isinstance(error, TimeoutError):
+                raise NoPermitError("too much is asked at the same time") from None
+            raise
 
 
 @dataclass(slots=True)
@@ -39,136 +83,73 @@ class FairConcurrencyLimiter:
 
     limit: int
     per_tenant: int
-    _inside: dict[str, int] = field(default_factory=dict)
-    _lines: dict[Urgency, dict[str, deque[Ticket]]] = field(
+    _held: Counter[str] = field(default_factory=Counter)
+    """Granted permits by tenant."""
+    _lines: dict[Urgency, dict[str, deque[Permit]]] = field(
         default_factory=lambda: {urgency: {} for urgency in Urgency}
     )
     """The tenant that goes next is first."""
 
-    def ticket(self, tenant: str, urgency: Urgency) -> Ticket:
-        """Queue for a permit. Every ticket must be passed to ``leave`` in the end."""
-        ticket = Ticket(tenant, urgency, asyncio.get_running_loop().create_future())
-        self._line(ticket).append(ticket)
-        self._let_in()
-        return ticket
+    def permit(self, tenant: str, urgency: Urgency) -> Permit:
+        """Queue for a permit. Every permit must be passed to ``leave`` in the end."""
+        permit = Permit(self, tenant, urgency, asyncio.get_running_loop().create_future())
+        self.enter(permit)
+        return permit
 
-    def hurry(self, ticket: Ticket, urgency: Urgency) -> None:
-        """Raise the urgency of a ticket."""
-        if urgency < ticket.urgency:
-            waits = self._take_out(ticket)
-            ticket.urgency = urgency
-            if waits:
-                self._line(ticket).append(ticket)
-                self._let_in()
-
-    def leave(self, ticket: Ticket) -> None:
-        """Release the permit, or leave the queue."""
-        if not self._take_out(ticket):
-            left = self._inside[ticket.tenant] - 1
-            if left:
-                self._inside[ticket.tenant] = left
-            else:
-                del self._inside[ticket.tenant]
+    def enter(self, permit: Permit) -> None:
+        """Queue for a permit that was released."""
+        if permit.granted.done():
+            permit.granted = asyncio.get_running_loop().create_future()
+        self._lines[permit.urgency].setdefault(permit.tenant, deque()).append(permit)
         self._let_in()
 
-    def _line(self, ticket: Ticket) -> deque[Ticket]:
-        return self._lines[ticket.urgency].setdefault(ticket.tenant, deque())
+    def hurry(self, permit: Permit, urgency: Urgency) -> None:
+        if urgency < permit.urgency:
+            is_queued = self._take_out(permit)
+            permit.urgency = urgency
+            if is_queued:
+                self.enter(permit)
 
-    def _take_out(self, ticket: Ticket) -> bool:
-        """Returns whether it was queued."""
-        lines = self._lines[ticket.urgency]
-        line = lines.get(ticket.tenant)
-        if line is None or ticket not in line:
+    def leave(self, permit: Permit) -> None:
+        if permit.is_held:
+            permit.is_held = False
+            self._held[permit.tenant] -= 1
+            if not self._held[permit.tenant]:
+                del self._held[permit.tenant]
+        else:
+            self._take_out(permit)
+        self._let_in()
+
+    def _take_out(self, permit: Permit) -> bool:
+        lines = self._lines[permit.urgency]
+        line = lines.get(permit.tenant)
+        if line is None or permit not in line:
             return False
-        line.remove(ticket)
+        line.remove(permit)
         if not line:
-            del lines[ticket.tenant]
+            del lines[permit.tenant]
         return True
 
     def _let_in(self) -> None:
-        while sum(self._inside.values()) < self.limit:
-            ticket = self._next()
-            if ticket is None:
+        while self._held.total() < self.limit:
+            permit = self._next()
+            if permit is None:
                 return
-            self._inside[ticket.tenant] = self._inside.get(ticket.tenant, 0) + 1
-            if not ticket.granted.done():
-                ticket.granted.set_result(None)
+            permit.is_held = True
+            self._held[permit.tenant] += 1
+            if not permit.granted.done():
+                permit.granted.set_result(None)
 
-    def _next(self) -> Ticket | None:
+    def _next(self) -> Permit | None:
         for lines in self._lines.values():
             for tenant in lines:
-                if self._inside.get(tenant, 0) < self.per_tenant:
+                if self._held[tenant] < self.per_tenant:
                     line = lines.pop(tenant)
-                    ticket = line.popleft()
+                    permit = line.popleft()
                     if line:
                         lines[tenant] = line
-                    return ticket
+                    return permit
         return None
 
     def __len__(self) -> int:
-        """Number of granted permits."""
-        return sum(self._inside.values())
-
-
-class NoPermitError(Exception):
-    """No permit was granted in time."""
-
-
-@dataclass(slots=True, eq=False)
-class Permit:
-    """One permit for all concurrent queries of a look-up: released when none runs, taken again for later ones. On one
-    event loop.
-
-    Args:
-        limiter: the limiter.
-        ticket: granted; released here from now on. Later tickets have its present urgency.
-        questions: queries about to start at once: the permit is not released before they have begun.
-    """
-
-    limiter: FairConcurrencyLimiter
-    ticket: Ticket
-    questions: int = 0
-    _held: Ticket | None = field(init=False)
-    _asking: int = field(init=False, default=0)
-
-    def __post_init__(self) -> None:
-        self._hold(self.ticket)
-
-    @asynccontextmanager
-    async def asking(self, until_s: float) -> AsyncIterator[None]:
-        """Held during a query. Raises NoPermitError without a permit by ``until_s``, in the event loop's time."""
-        if self.questions:
-            self.questions -= 1
-        elif self._held is None:
-            await self._take(until_s)
-        self._asking += 1
-        try:
-            yield
-        finally:
-            self._asking -= 1
-            if not self._asking and not self.questions:
-                self.give_back()
-
-    def give_back(self) -> None:
-        """Release the permit; no further query follows."""
-        self.questions = 0
-        if self._held is not None:
-            held, self._held = self._held, None
-            metrics.RETRIEVALS_UNDER_WAY.dec()
-            self.limiter.leave(held)
-
-    async def _take(self, until_s: float) -> None:
-        ticket = self.limiter.ticket(self.ticket.tenant, self.ticket.urgency)
-        try:
-            async with asyncio.timeout_at(until_s):
-                await ticket.granted
-        except BaseException as error:
-            self.limiter.leave(ticket)
-            if isinstance(error, TimeoutError):
-                raise NoPermitError("too much is asked at the same time") from None
-            raise
-        self._hold(ticket)
-
-    def _hold(self, ticket: Ticket) -> None:
-        self._held = ticket
-        metrics.RETRIEVALS_UNDER_WAY.inc()
+        return self._held.total()

@@ -1,22 +1,203 @@
-"""Assemble a request with its passages and conversation history. Pure."""
+"""Context of a request: the passages and history that fit into its prompt, and the search query. Pure."""
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 from fairlane.outcomes import Code, Degradation, HistoryReason, RetrievalMode, RetrievalReason, Task
 from fairlane.record_bounds import MAX_VALUE_BYTES
-from fairlane.records import HistoryUse, Passage
-from stream_processors.dispatcher.enrichment.history import ReadHistory
-from stream_processors.dispatcher.enrichment.prompt_room import (
-    bounded_history,
-    history_room_tokens,
-    room_tokens,
-    shown_text,
-    shown_tokens,
-    that_fit,
-)
-from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved
+from fairlane.records import HistoryUse, InferenceRequest, Message, ModelVersion, Passage, RetrievalUse
+from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, StoredTurns
+from fairlane_server.retrieval.store import Hit
+from fairlane_server.text import CHARACTERS_OF_A_TOKEN, TOKEN, reserved_tokens
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.queued_request import QueuedRequest
+
+MAX_QUERY_CHARS = 2_000
+"""Questions are short; in a longer text the question may be at either end."""
+
+
+def query_text(request: InferenceRequest) -> str:
+    """The user's last message, or the prompt; above MAX_QUERY_CHARS its beginning and its end. Empty without text."""
+    given = request.input
+    text = given.prompt or given.query or ""
+    for message in given.messages or ():
+        if message.role == _USER and message.content.strip():
+            text = message.content
+    text = text.replace("\0", " ").strip()
+    if len(text) <= MAX_QUERY_CHARS:
+        return text
+    half = MAX_QUERY_CHARS // 2
+    return f"{text[:half]} {text[-half + 1 :]}"
+
+
+_FRAME_TOKENS = 48
+"""Tokens of the prompt template around all passages."""
+
+_PASSAGE_FRAME_TOKENS = 12
+"""Tokens of the prompt template around each passage."""
+
+ESTIMATE_MARGIN = 1.25
+"""Safety factor: token counts are estimates."""
+
+
+def room_tokens(
+    request: InferenceRequest, model: ModelVersion, prompt_tokens: int, max_prompt_tokens: int | None = None
+) -> int | None:
+    """Tokens left for passages besides the prompt: within the model's context, output included, and the tenant's prompt
+    bound. None if neither has a limit; negative if nothing is left."""
+    bounds = [] if max_prompt_tokens is None else [max_prompt_tokens]
+    if model.max_context_tokens > 0:
+        output = 0
+        if request.task == Task.GENERATE:
+            output = request.parameters.max_tokens or model.max_output_tokens
+        bounds.append(model.max_context_tokens - output)
+    return int(min(bounds) - prompt_tokens * ESTIMATE_MARGIN) - _FRAME_TOKENS if bounds else None
+
+
+def shown_tokens(hit: Hit) -> int:
+    """Upper estimate of a passage's tokens in a prompt: they were counted by another model's tokenizer."""
+    return int(hit.tokens * ESTIMATE_MARGIN) + _PASSAGE_FRAME_TOKENS
+
+
+def shown_text(hit: Hit) -> str:
+    """The passage as shown in a prompt, below its headings, which often name its subject."""
+    return f"{hit.heading}\n{hit.text}" if hit.heading else hit.text
+
+
+def that_fit(hits: Sequence[Hit], room: int | None) -> tuple[Hit, ...]:
+    """The best passages that fit together; one that is too long does not exclude a shorter, lower-ranked one."""
+    if room is None:
+        return tuple(hits)
+    kept = []
+    for hit in hits:
+        needs = shown_tokens(hit)
+        if needs <= room:
+            kept.append(hit)
+            room -= needs
+    return tuple(kept)
+
+
+MAX_HISTORY_TOKENS = 16_384
+"""Bound for one request, however large its model's context: a whole dispatch window of look-ups may run at a time."""
+
+MOST_CUT_TOKENS = 2_048
+"""Shown of a turn that does not fit as a whole. More would cost the event loop too much time."""
+
+MESSAGE_FRAME_TOKENS = 12
+"""Tokens of a chat template around a message."""
+
+CUT = " … "
+"""Replaces the middle of a text."""
+
+_MOST_READ_CHARACTERS = 8 * MOST_CUT_TOKENS
+_SYSTEM, _USER, _ASSISTANT = "system", "user", "assistant"
+_LEAST_TOKENS_OF_A_PART = 16
+"""A shorter part of a message is useless."""
+
+
+@dataclass(frozen=True, slots=True)
+class BoundedHistory:
+    """Messages, oldest first, their tokens at most, and whether older ones were left out."""
+
+    messages: tuple[Message, ...]
+    tokens: int
+    is_shortened: bool
+
+
+def history_room_tokens(room: int | None) -> int:
+    """The part of the room available to history: half; None is a room without bounds."""
+    return MAX_HISTORY_TOKENS if room is None else min(MAX_HISTORY_TOKENS, max(0, room) // 2)
+
+
+def shown_message_tokens(message: Message) -> int:
+    """Upper estimate of a message's tokens in a prompt."""
+    return _shown(reserved_tokens(message.content))
+
+
+def bounded_history(turns: Sequence[StoredTurn], room_tokens: int) -> BoundedHistory:
+    """The newest turns that fit, at most MOST_TURNS.
+
+    A turn is kept whole or left out; only the newest one is cut if it is too long. Messages before the first one of a
+    user are left out, and so are system messages: the request has its own.
+    """
+    kept: list[tuple[Message, ...]] = []
+    left = room_tokens
+    for turn in reversed(turns[-MOST_TURNS:]):
+        said = _said(turn)
+        needed = _shown(turn.tokens) + MESSAGE_FRAME_TOKENS * (len(said) - 1)
+        if needed > left:
+            break
+        kept.append(said)
+        left -= needed
+    is_shortened = len(kept) < len(turns)
+    if turns and not kept:
+        kept.append(_cut(_said(turns[-1]), min(room_tokens, MOST_CUT_TOKENS)))
+        left -= sum(map(shown_message_tokens, kept[0]))
+    messages = [message for said in reversed(kept) for message in said]
+    first = next((index for index, message in enumerate(messages) if message.role == _USER), len(messages))
+    shown = _alternating(messages[first:])
+    return BoundedHistory(shown, room_tokens - left if shown else 0, is_shortened or first > 0)
+
+
+def _alternating(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Merge neighbours of the same role: many chat templates accept nothing else."""
+    merged: list[Message] = []
+    for message in messages:
+        if merged and merged[-1].role == message.role:
+            merged[-1] = Message(message.role, f"{merged[-1].content}\n\n{message.content}")
+        else:
+            merged.append(message)
+    return tuple(merged)
+
+
+def _said(turn: StoredTurn) -> tuple[Message, ...]:
+    return (*(said for said in turn.messages if said.role != _SYSTEM), Message(_ASSISTANT, turn.answer))
+
+
+def _shown(tokens: int) -> int:
+    return int(tokens * ESTIMATE_MARGIN) + MESSAGE_FRAME_TOKENS
+
+
+def _cut(said: tuple[Message, ...], room_tokens: int) -> tuple[Message, ...]:
+    """The newest of these messages within the room. Short ones stay whole, the others are cut to equal length."""
+    count = len(said)
+    while count and _part(room_tokens, count) < _LEAST_TOKENS_OF_A_PART:
+        count -= 1
+    said = said[len(said) - count :]
+    # Longer texts are cut in any case, so they are not tokenized to the end.
+    sizes = [reserved_tokens(message.content[:_MOST_READ_CHARACTERS]) for message in said]
+    left, shares = int((room_tokens - MESSAGE_FRAME_TOKENS * count) / ESTIMATE_MARGIN) - count, [0] * count
+    for done, index in enumerate(sorted(range(count), key=sizes.__getitem__)):
+        shares[index] = min(sizes[index], left // (count - done))
+        left -= shares[index]
+    return tuple(
+        message
+        if size <= share and len(message.content) <= _MOST_READ_CHARACTERS
+        else Message(message.role, _cut_text(message.content, share))
+        for message, size, share in zip(said, sizes, shares, strict=True)
+    )
+
+
+def _part(room_tokens: int, count: int) -> int:
+    return int((room_tokens // count - MESSAGE_FRAME_TOKENS) / ESTIMATE_MARGIN) - 1
+
+
+def _cut_text(text: str, tokens: int) -> str:
+    """The beginning and the end of a text, together at most ``tokens``, the mark between them included."""
+    half = (tokens - 1) // 2
+    # The mark has three characters: one token less on either side makes room for them.
+    characters = max(0, half - 1) * CHARACTERS_OF_A_TOKEN
+    head, tail = text[:characters], text[len(text) - characters :]
+    in_head, in_tail = [*TOKEN.finditer(head)], [*TOKEN.finditer(tail)]
+    if len(in_head) > half:
+        head = head[: in_head[half].start()]
+    if len(in_tail) > half:
+        tail = tail[in_tail[-half - 1].end() :] if half else ""
+    return f"{head.rstrip()}{CUT}{tail.lstrip()}"
+
+
+NO_MODE = "none"
+"""Mode of a retrieval without result."""
 
 _STEP: dict[str, Degradation] = {
     RetrievalMode.VECTOR: Degradation.VECTOR_ONLY,
@@ -39,6 +220,27 @@ _ITEM_BYTES = 4_096
 
 
 @dataclass(frozen=True, slots=True)
+class Retrieved:
+    """Passages, best first, and how they were retrieved."""
+
+    hits: tuple[Hit, ...]
+    use: RetrievalUse
+
+
+def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> Retrieved:
+    return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))
+
+
+@dataclass(frozen=True, slots=True)
+class ReadHistory:
+    """The newest turns of a conversation, and the reason if they are incomplete."""
+
+    turns: StoredTurns = field(default_factory=StoredTurns)
+    reason: HistoryReason | None = None
+    took_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Context:
     """Passages and history found for a request; None: not looked up."""
 
@@ -47,7 +249,6 @@ class Context:
 
     @property
     def size_bytes(self) -> int:
-        """Approximate bytes of text."""
         passages = () if self.passages is None else self.passages.hits
         turns = () if self.history is None else self.history.turns.turns
         return sum(len(hit.text) + len(hit.heading) for hit in passages) + sum(
@@ -77,12 +278,10 @@ def needs_history(queued: QueuedRequest) -> bool:
 
 
 def needs_context(queued: QueuedRequest) -> bool:
-    """Whether passages or history must be looked up."""
     return needs_passages(queued) or needs_history(queued)
 
 
 def is_enough(queued: QueuedRequest, context: Context) -> bool:
-    """Whether everything needed was looked up."""
     return not (needs_passages(queued) and context.passages is None) and not (
         needs_history(queued) and context.history is None
     )
@@ -93,24 +292,19 @@ def refusal_of(queued: QueuedRequest) -> Rejection | None:
     use = queued.retrieval_use
     if use is not None and use.reason == RetrievalReason.NO_SUCH_COLLECTION:
         return Rejection(Code.INVALID, "retrieval.collection", "there is no such collection")
-    size_bytes = _work_bytes(queued)
+    size_bytes = queued.size_bytes
+    # An upper estimate. Requeued work was a work item before.
+    if (queued.passages or queued.history) and not queued.handed_back:
+        texts = [text for one in queued.passages for text in (one.passage_id, one.text)]
+        texts += [text for said in queued.history for text in (said.role, said.content)]
+        size_bytes += sum(len(text.encode(errors="replace")) + _FRAME_BYTES for text in texts) + _ITEM_BYTES
     if size_bytes > MAX_VALUE_BYTES:
         message = f"with the passages and messages that belong to it, it takes {size_bytes} bytes"
         return Rejection(Code.INVALID, "input", f"{message}, more than {MAX_VALUE_BYTES}")
     return None
 
 
-def _work_bytes(queued: QueuedRequest) -> int:
-    """Upper estimate of the bytes of its work item. Requeued work was one before."""
-    if queued.handed_back or not (queued.passages or queued.history):
-        return queued.size_bytes
-    texts = [text for one in queued.passages for text in (one.passage_id, one.text)]
-    texts += [text for said in queued.history for text in (said.role, said.content)]
-    return queued.size_bytes + sum(len(text.encode(errors="replace")) + _FRAME_BYTES for text in texts) + _ITEM_BYTES
-
-
 def room_for_history(queued: QueuedRequest) -> int:
-    """Tokens of the prompt available to history."""
     return history_room_tokens(_room(queued))
 
 

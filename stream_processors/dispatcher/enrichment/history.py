@@ -13,6 +13,7 @@ from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.conversations.turns import StoredTurns, TurnStore
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.concurrency_limiter import NoPermitError
+from stream_processors.dispatcher.enrichment.context import ReadHistory
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, TenantBreakers
 
 log = get_logger(__name__)
@@ -30,15 +31,6 @@ _PART_IN_VAIN = 0.5
 
 Asking = Callable[[float], AbstractAsyncContextManager[None]]
 """Makes the context held during each query: entered by the given time of the event loop, or it raises NoPermitError."""
-
-
-@dataclass(frozen=True, slots=True)
-class ReadHistory:
-    """The newest turns of a conversation, and the reason if they are incomplete."""
-
-    turns: StoredTurns = field(default_factory=StoredTurns)
-    reason: HistoryReason | None = None
-    took_ms: int = 0
 
 
 @dataclass(slots=True)

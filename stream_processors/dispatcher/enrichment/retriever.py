@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 from cachetools import TTLCache
 
@@ -16,14 +15,12 @@ from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.store import Collection, CollectionNotFoundError, Hit, VectorStore
 from fairlane_server.store_error import StoreError
+from stream_processors.dispatcher.enrichment.context import Retrieved, nothing
 from stream_processors.dispatcher.enrichment.tenant_breakers import GRACE_S, BreakerOpenError, TenantBreakers
-from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
+from stream_processors.dispatcher.response_cache.caches import PassageCache, QueryEmbeddings
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 log = get_logger(__name__)
-
-NO_MODE = "none"
-"""Mode of a retrieval without result."""
 
 _LEAST_WIDTH = 10
 _MAX_COLLECTIONS = 4_096
@@ -38,23 +35,6 @@ LEAST_BUDGET_S = 0.01
 """Below this time no query is made: it would be late."""
 
 
-@dataclass(frozen=True, slots=True)
-class Retrieved:
-    """Passages, best first, and how they were retrieved."""
-
-    hits: tuple[Hit, ...]
-    use: RetrievalUse
-
-
-class RetrievalCache(Protocol):
-    """Cache of search results. Never raises, and answers within a short timeout."""
-
-    async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
-        """The hits in this version of the collection, best first; None on a miss."""
-
-    async def put(self, collection: Collection, mode: str, width: int, query: str, hits: Sequence[Hit]) -> None: ...
-
-
 @dataclass(slots=True)
 class Retriever:
     """Never raises because of store or embedder: ``RetrievalUse`` says what was late, unavailable or empty.
@@ -66,7 +46,7 @@ class Retriever:
     store: VectorStore
     vectors: QueryEmbeddings
     clock: ClockMs
-    cache: RetrievalCache | None = None
+    cache: PassageCache | None = None
     known_ms: int = 300_000
     _breakers: TenantBreakers = field(init=False)
     _collections: TTLCache[tuple[str, str], tuple[Collection, int]] = field(init=False)
@@ -229,8 +209,3 @@ def _of(hits: Sequence[Hit], collection: Collection, mode: str, reason: Retrieva
     if not hits:
         return nothing(collection.name, reason or RetrievalReason.NOTHING_FOUND, collection.version)
     return Retrieved(tuple(hits), RetrievalUse(collection.name, mode, reason, collection.version))
-
-
-def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> Retrieved:
-    """An empty result with its reason."""
-    return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))

@@ -2,31 +2,33 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.outcomes import HistoryReason, Priority, RetrievalReason
 from fairlane.ownership import Claim
 from fairlane.records import Retrieval, SourceCoordinate
-from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Permit, Ticket, Urgency
+from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Permit, Urgency
 from stream_processors.dispatcher.enrichment.context import (
     Context,
+    ReadHistory,
+    Retrieved,
     is_enough,
     needs_context,
     needs_history,
     needs_passages,
+    nothing,
+    query_text,
     room_for_history,
     with_context,
 )
-from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
-from stream_processors.dispatcher.enrichment.prompt_room import query_text
-from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retrieved, Retriever, nothing
+from stream_processors.dispatcher.enrichment.history import HistoryReader
+from stream_processors.dispatcher.enrichment.retriever import LEAST_BUDGET_S, Retriever
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight import InFlight
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Turn
 
 log = get_logger(__name__)
 
@@ -42,7 +44,7 @@ _TENANTS_THAT_SHARE = 4
 class _Lookup:
     queued: QueuedRequest
     task: "asyncio.Task[None]"
-    ticket: Ticket | None = None
+    permit: Permit | None = None
     timeout: asyncio.Timeout | None = None
     is_its_turn: bool = False
     known: Context = field(default_factory=Context)
@@ -110,8 +112,8 @@ class EnrichmentStage:
             lookup.known = known
         # The present request counts: it may have been given another model since its look-up began.
         lookup.queued, lookup.is_its_turn = queued, True
-        if lookup.ticket is not None:
-            self.limiter.hurry(lookup.ticket, _urgency(queued, is_its_turn=True))
+        if lookup.permit is not None:
+            self.limiter.hurry(lookup.permit, _urgency(queued, is_its_turn=True))
         if lookup.timeout is not None:
             soonest = asyncio.get_running_loop().time() + self._budget_s(queued)
             already = lookup.timeout.when()
@@ -143,14 +145,12 @@ class EnrichmentStage:
             self._drop(claim).task.cancel()
 
     async def close(self) -> None:
-        """Cancel all look-ups and wait for their tasks."""
         tasks = [lookup.task for lookup in self._lookups.values()]
         self._turns.clear()
         self.keep(lambda _claim: False)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        """Number of look-ups, completed ones included."""
         return len(self._lookups)
 
     def _start(self, queued: QueuedRequest, *, is_its_turn: bool) -> _Lookup:
@@ -194,63 +194,56 @@ class EnrichmentStage:
             self._drop(claim)
 
     async def _found(self, lookup: _Lookup) -> Context:
-        queued, known = lookup.queued, lookup.known
-        ticket = lookup.ticket = self.limiter.ticket(queued.tenant, _urgency(queued, is_its_turn=lookup.is_its_turn))
+        queued, known, loop = lookup.queued, lookup.known, asyncio.get_running_loop()
+        urgency = _urgency(queued, is_its_turn=lookup.is_its_turn)
+        permit = lookup.permit = self.limiter.permit(queued.tenant, urgency)
         budget_s = self._budget_s(queued)
-        permit: Permit | None = None
         try:
             try:
                 async with asyncio.timeout(budget_s if lookup.is_its_turn else None) as lookup.timeout:
-                    await ticket.granted
+                    await permit.granted
             except TimeoutError:
                 return _without(queued, known, RetrievalReason.BUSY, HistoryReason.BUSY)
             left_s = budget_s
             if lookup.is_its_turn and (until_s := lookup.timeout.when()) is not None:
-                left_s = until_s - asyncio.get_running_loop().time()
+                left_s = until_s - loop.time()
             lookup.timeout = None
             if left_s < LEAST_BUDGET_S:
                 return _without(queued, known, RetrievalReason.BUSY, HistoryReason.BUSY)
-            permit = Permit(self.limiter, ticket)
             return await self._both(lookup, permit, left_s)
         finally:
-            lookup.ticket = None
-            if permit is None:
-                self.limiter.leave(ticket)
-            else:
-                permit.give_back()
+            lookup.permit = None
+            self.limiter.leave(permit)
 
     async def _both(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Context:
-        """Look up what the request needs and does not have yet."""
-        passages, history = self._passages(lookup, permit, budget_s), self._history(lookup, permit, budget_s)
-        permit.questions = sum(question is not None for question in (passages, history))
-        if passages is None or history is None:
-            known = lookup.known
-            return Context(await passages if passages else known.passages, await history if history else known.history)
-        async with asyncio.TaskGroup() as tasks:
-            found, remembered = tasks.create_task(passages), tasks.create_task(history)
-        return Context(found.result(), remembered.result())
+        """Look up what the request needs and does not have yet, concurrently."""
+        queued, known = lookup.queued, lookup.known
+        wants_passages = known.passages is None and needs_passages(queued)
+        wants_history = known.history is None and needs_history(queued)
+        permit.queries = wants_passages + wants_history
+        if wants_passages and wants_history:
+            async with asyncio.TaskGroup() as tasks:
+                found = tasks.create_task(self._passages(queued, permit, budget_s))
+                read = tasks.create_task(self._history(lookup, permit, budget_s))
+            return Context(found.result(), read.result())
+        return Context(
+            await self._passages(queued, permit, budget_s) if wants_passages else known.passages,
+            await self._history(lookup, permit, budget_s) if wants_history else known.history,
+        )
 
-    def _passages(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Coroutine[Any, Any, Retrieved] | None:
-        queued = lookup.queued
+    async def _passages(self, queued: QueuedRequest, permit: Permit, budget_s: float) -> Retrieved:
         wanted = queued.request.retrieval
-        if wanted is None or lookup.known.passages is not None or not needs_passages(queued):
-            return None
-        return self._retrieved(queued, wanted, permit, budget_s)
-
-    async def _retrieved(self, queued: QueuedRequest, wanted: Retrieval, permit: Permit, budget_s: float) -> Retrieved:
+        assert wanted is not None  # noqa: S101 - see needs_passages
         async with permit.asking(asyncio.get_running_loop().time() + budget_s):
             return await self.retriever.retrieve(queued.tenant, wanted, query_text(queued.request), budget_s)
 
-    def _history(self, lookup: _Lookup, permit: Permit, budget_s: float) -> Coroutine[Any, Any, ReadHistory] | None:
-        queued = lookup.queued
-        conversation_id, after = queued.request.conversation_id, queued.request.conversation_after
-        if conversation_id is None or lookup.known.history is not None or not needs_history(queued):
-            return None
-        return self.histories.read(
-            queued.tenant,
-            conversation_id,
-            after,
-            room_for_history(queued),
+    async def _history(self, lookup: _Lookup, permit: Permit, budget_s: float) -> ReadHistory:
+        request = lookup.queued.request
+        return await self.histories.read(
+            lookup.queued.tenant,
+            request.conversation_id or "",
+            request.conversation_after,
+            room_for_history(lookup.queued),
             budget_s,
             lambda: lookup.is_its_turn,
             max_wait_s=self.budget_s,
@@ -270,7 +263,6 @@ def _urgency(queued: QueuedRequest, *, is_its_turn: bool) -> Urgency:
 
 
 def _without(queued: QueuedRequest, known: Context, passages: RetrievalReason, history: HistoryReason) -> Context:
-    """What is known, with the reasons why the rest is missing."""
     wanted = queued.request.retrieval or Retrieval("")
     return Context(
         nothing(wanted.collection, passages) if known.passages is None and needs_passages(queued) else known.passages,

@@ -2,10 +2,11 @@
 
 import asyncio
 import random
-from collections import OrderedDict
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+
+from cachetools import LRUCache
 
 from fairlane.clock import ClockMs
 from fairlane_server.circuit_breaker import CircuitBreaker
@@ -30,7 +31,7 @@ class TenantBreakers:
     """One breaker per tenant: late calls of one do not stop those of others. ``clock`` is monotonic."""
 
     clock: ClockMs
-    _breakers: OrderedDict[str, CircuitBreaker] = field(default_factory=OrderedDict)
+    _breakers: LRUCache[str, CircuitBreaker] = field(default_factory=lambda: LRUCache(_MAX_BREAKERS))
 
     async def ask(
         self, tenant: str, call: Coroutine[Any, Any, AnswerT], deadline_s: float, *, proves: bool = True
@@ -64,7 +65,4 @@ class TenantBreakers:
         breaker = self._breakers.get(tenant)
         if breaker is None:
             breaker = self._breakers[tenant] = CircuitBreaker()
-            if len(self._breakers) > _MAX_BREAKERS:
-                self._breakers.popitem(last=False)
-        self._breakers.move_to_end(tenant)
         return breaker

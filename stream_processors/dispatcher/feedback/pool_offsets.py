@@ -185,19 +185,17 @@ class PoolOffsets:
                 with self._lock:
                     groups = list(self._groups.items())
                 for pool, group in groups:
-                    if group.partitions and not self._stopping.is_set():
-                        self._refresh(pool, group)
+                    if not group.partitions or self._stopping.is_set():
+                        continue
+                    try:
+                        found = _committed(group.consumer, group.partitions)
+                    except KafkaException as error:
+                        log.warning("group_offsets_unknown", pool=pool, error=error.args[0].name())
+                    else:
+                        group.answered_at = monotonic()
+                        self._answers.append(found)
         except Exception as error:  # noqa: BLE001 - raised to whoever takes the answers
             self._failure = error
-
-    def _refresh(self, pool: str, group: _Group) -> None:
-        try:
-            found = _committed(group.consumer, group.partitions)
-        except KafkaException as error:
-            log.warning("group_offsets_unknown", pool=pool, error=error.args[0].name())
-        else:
-            group.answered_at = monotonic()
-            self._answers.append(found)
 
 
 def _committed(consumer: Consumer, places: Iterable[PartitionId]) -> dict[PartitionId, CommitPoint]:

@@ -12,7 +12,7 @@ from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.cost import CostModel, actual_cost, correction
-from stream_processors.dispatcher.scheduling.in_flight import Settled
+from stream_processors.dispatcher.scheduling.in_flight import SettledWork
 from stream_processors.dispatcher.scheduling.scheduler import CLASS_WEIGHTS, Scheduler
 
 
@@ -27,7 +27,6 @@ class SchedulerUpdates:
     clock: ClockMs
 
     def learn(self, events: Sequence[FeedEvent]) -> None:
-        """Apply a batch of events."""
         now_ms = self.clock()
         scheduler = self.scheduler
         for event in events:
@@ -41,7 +40,7 @@ class SchedulerUpdates:
                     self.response_cache.settled(settled)
                     self._settled(settled, now_ms)
 
-    def _settled(self, settled: Settled, now_ms: int) -> None:
+    def _settled(self, settled: SettledWork, now_ms: int) -> None:
         """Correct charge and cost model by the actual usage. Only the dispatcher that charged the tenant does so."""
         own, usage = settled.own, settled.usage
         if own is None or usage is None:

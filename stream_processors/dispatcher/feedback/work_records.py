@@ -15,7 +15,7 @@ from fairlane.records import CapacityReport, DispatchReport, SourceCoordinate, U
 from fairlane.schema_registry import RegistryError
 from fairlane.skipping_consumer import message_headers
 from stream_processors.dispatcher.feedback.broker_clock import BrokerClock
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, Settled, WorkId
+from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, SettledWork, WorkId
 
 Headers = Mapping[str, str | bytes | None] | Sequence[tuple[str, str | bytes | None]]
 
@@ -77,7 +77,7 @@ WorkEvent = WorkSeen | UsageEvent | PoolCommitted | PartitionsKnown | PartitionR
 FeedEvent = WorkEvent | AgedCapacityReport | DispatchReport
 
 
-def apply_to_in_flight(in_flight: InFlight, event: WorkEvent) -> Settled | None:
+def apply_to_in_flight(in_flight: InFlight, event: WorkEvent) -> SettledWork | None:
     """Apply the event to in-flight tracking. Returns the work it settles, if any."""
     match event:
         case WorkSeen():

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 
 MAX_UNDECIDED_BYTES = 64 * 1024 * 1024
 
@@ -106,11 +106,9 @@ class IntakeBuffer:
         self._room.set()
 
     def crowded(self) -> set[PartitionId]:
-        """The partitions to hold."""
         return set(self._crowded)
 
     async def wait_for_room(self) -> None:
-        """Wait until more may be read."""
         while not self._has_room():
             self._room.clear()
             await self._room.wait()

@@ -24,9 +24,6 @@ from fairlane.ownership import Claim, PartitionId
 from fairlane.records import CancelRequest, InferenceRequest, RequestInput, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.transactions import OutputRecord
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
-from stream_processors.dispatcher.intake.context_tokens import ContextTokens
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.validation import (
     Rejection,
     RequestLimits,
@@ -38,8 +35,9 @@ from stream_processors.dispatcher.intake.validation import (
 )
 from stream_processors.dispatcher.output.decision_records import DecisionWriter
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.registry import Registry
+from stream_processors.dispatcher.scheduling.cost import ContextTokens
 
 log = get_logger(__name__)
 

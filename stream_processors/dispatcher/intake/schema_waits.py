@@ -21,7 +21,7 @@ from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.ownership import Claim, PartitionId
 from fairlane.schema_registry import RegistryError
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 
 log = get_logger(__name__)
 
@@ -65,7 +65,6 @@ class SchemaWaitQueue:
         return self._count
 
     def partitions(self) -> tuple[PartitionId, ...]:
-        """The partitions with waiting records."""
         return tuple(self._lines)
 
     def crowded(self) -> set[PartitionId]:
@@ -81,7 +80,6 @@ class SchemaWaitQueue:
         return partition in self._lines
 
     def add(self, claim: Claim, arrival: ReceivedRecord) -> None:
-        """Append to the queue of its partition."""
         line = self._lines.setdefault(arrival.partition, _Line())
         line.records.append((claim, arrival, self.clock()))
         self._account(line, arrival, 1)

@@ -4,19 +4,20 @@ import asyncio
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from aiokafka.structs import ConsumerRecord
+
 from fairlane.clock import ClockMs
 from fairlane.codec import SchemaNotLoadedError
 from fairlane.names import is_backfill
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
 from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
-from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, Candidate, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.reading.fenced_thread import Poll
+from stream_processors.dispatcher.reading.fetched_partition import Unreadable
 
 _MOST_THAT_WAITED = 64
 """Records that waited for a schema and are decided between two commits. More would delay the other tenants' records in
@@ -61,7 +62,7 @@ class IntakeStage:
             claims = self.ownership.deliver_many(partition, [record.offset for record in records], poll.epoch)
             for claim, record in zip(claims, records, strict=True):
                 if claim is not None:
-                    self.buffer.add(claim, ReceivedRecord.of(partition, record))
+                    self.buffer.add(claim, _received(partition, record))
             self.invalid_records.arrived(partition, now_ms)
         self.wake.set()
         await self.buffer.wait_for_room()
@@ -135,3 +136,12 @@ class IntakeStage:
         self.transactions.submit(Settlement(claim, outputs))
         if self.invalid_records.charge(claim.partition, record.cost_bytes, self.clock()):
             self.buffer.on_change()
+
+
+def _received(partition: PartitionId, record: ConsumerRecord) -> ReceivedRecord:
+    """The record as our fetcher returns it: ``checksum`` of one that cannot be read holds the reason."""
+    unreadable: Unreadable | None = record.checksum
+    problem, read_bytes = unreadable or (None, 0)
+    timestamp_ms: int = record.timestamp
+    key, value, headers = record.key, record.value, record.headers
+    return ReceivedRecord(partition, record.offset, timestamp_ms, key, value, headers, problem, read_bytes)

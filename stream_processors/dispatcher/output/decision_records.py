@@ -22,13 +22,11 @@ from fairlane.records import (
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.response_cache.lookup import CacheHit
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
-from stream_processors.dispatcher.scheduling.turns import Turn
+from stream_processors.dispatcher.scheduling.scheduler import Turn
 
 Inputs = Mapping[str, object]
 """Inputs of a decision by name, for its audit event; units are in the names."""

@@ -25,8 +25,6 @@ _AT_MOST_EVERY_S = 0.02
 _TENANTS_EVERY_S = 1.0
 _LAST_TIMEOUT_S = 3.0
 
-Collect = Callable[[bool], DispatchReport]
-
 
 class HeartbeatPublisher:
     """Publishes reports. ``collect`` builds one on the event loop; its argument says whether to include the tenants.
@@ -34,7 +32,7 @@ class HeartbeatPublisher:
     Used on one event loop. The owner runs ``run`` as a task and sees it fail on a fatal producer error.
     """
 
-    def __init__(self, settings: Settings, codec: Codec, collect: Collect) -> None:
+    def __init__(self, settings: Settings, codec: Codec, collect: Callable[[bool], DispatchReport]) -> None:
         self._codec = codec
         self._collect = collect
         self._producer = Producer(heartbeat_producer(settings, "reports"))
@@ -100,14 +98,12 @@ class HeartbeatPublisher:
         except BufferError:
             metrics.DISPATCH_REPORTS_LOST.labels(reason="_QUEUE_FULL").inc()
         except KafkaException as error:
-            self._lost(error.args[0])
+            self._delivered(error.args[0])
         self._producer.poll(0)
 
-    def _delivered(self, error: KafkaError | None, _message: Message) -> None:
-        if error is not None:
-            self._lost(error)
-
-    def _lost(self, error: KafkaError) -> None:
+    def _delivered(self, error: KafkaError | None, _message: Message | None = None) -> None:
+        if error is None:
+            return
         metrics.DISPATCH_REPORTS_LOST.labels(reason=error.name()).inc()
         if error.fatal() and self._failure is None:
             self._failure = error

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.outcomes import Decision
-from stream_processors.dispatcher.output.tenant_stats import TenantStats
+from stream_processors.dispatcher.output.heartbeat_report import TenantStats
 
 UNREGISTERED = ""
 """Common label of all unregistered tenants, whose number is unbounded. No tenant has this name."""
@@ -32,7 +32,6 @@ class TenantCounters:
             metrics.forget_tenants(known - self._registered)
 
     def label(self, tenant: str) -> str:
-        """The metric label of this tenant."""
         return tenant if self._registered is None or tenant in self._registered else UNREGISTERED
 
     def read(self, tenant: str) -> None:

@@ -1,4 +1,4 @@
-"""The dispatcher's caches: passages, query vectors, exact and semantic answers."""
+"""Caches of retrieval: search results and query vectors."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,25 +8,18 @@ import msgspec
 import numpy as np
 
 from fairlane.clock import ClockMs
-from fairlane_server.caching.entries import UNREADABLE, CacheKey, CacheName, embedding_key, retrieval_key
-from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer
+from fairlane_server.caching.entries import UNREADABLE, CacheKey, embedding_key, retrieval_key
 from fairlane_server.redis.cache import LookUpResult, RedisCache, count
 from fairlane_server.retrieval.embedder import FloatArray, QueryEmbedder
 from fairlane_server.retrieval.store import Collection, Hit
-from stream_processors.dispatcher.response_cache.hot_cache import HotCache, HotPolicy
-from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording, encode_row, nearest
+from stream_processors.dispatcher.response_cache.hot_cache import HotCache
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 HOT = "hot"
 """Metric label of the in-memory cache."""
 
-GROUP_ROWS = 256
-"""Most questions stored per semantic group."""
-
 ITEM_OVERHEAD_BYTES = 512
 """Memory overhead per entry beyond its size in Redis."""
-
-_ANSWERS_TRIED = 4
 
 _encoder = msgspec.msgpack.Encoder()
 _hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
@@ -34,13 +27,13 @@ _hits_decoder = msgspec.msgpack.Decoder(tuple[Hit, ...])
 
 @dataclass(slots=True)
 class PassageCache:
-    """Search results: recently used ones in memory, all in Redis. The key contains the version of the collection. This
-    is the ``RetrievalCache`` of enrichment."""
+    """Search results: recently used ones in memory, all in Redis. The key contains the version of the
+    collection. Nothing here raises. ``ttl_s`` is that of the Redis cache."""
 
     redis: RedisCache
-    hot: HotCache[tuple[Hit, ...]]
     clock: ClockMs
     ttl_s: float
+    hot: HotCache[tuple[Hit, ...]] = field(default_factory=HotCache)
 
     async def get(self, collection: Collection, mode: str, width: int, query: str) -> tuple[Hit, ...] | None:
         """The hits of this query in this version of the collection; None on a miss."""
@@ -102,109 +95,7 @@ class QueryEmbeddings:
         return await self._flights.run(key, run)
 
 
-@dataclass(slots=True)
-class ResponseCache:
-    """Answers by exact key. Consumers store them under the same keys (``fairlane_server.caching.responses``)."""
-
-    redis: RedisCache
-
-    async def get(self, key: CacheKey) -> CachedAnswer | None:
-        return await self.redis.get(key, decode_answer)
-
-    async def put(self, key: CacheKey, answer: CachedAnswer) -> bool:
-        """Whether it was stored."""
-        return await self.redis.put(key, encode_answer(answer))
-
-
-@dataclass(frozen=True, slots=True)
-class SimilarAnswer:
-    """The answer to a similar question; ``similarity`` is the cosine of the two vectors."""
-
-    answer: CachedAnswer
-    similarity: float
-
-
-@dataclass(slots=True)
-class SemanticCache:
-    """Answers to similar questions of otherwise equal requests (``semantic_group``).
-
-    Each group is a list of the latest questions' vectors, each with the exact key of its answer. That answer may not be
-    stored yet, or may have expired.
-    """
-
-    redis: RedisCache
-    threshold: float
-    group_rows: int = GROUP_ROWS
-
-    async def find(self, group: CacheKey, vector: FloatArray, wording: Wording = NO_WORDING) -> SimilarAnswer | None:
-        """The answer to the most similar question at or above the threshold that has a stored answer."""
-        result, found = await self._find(group, vector, wording)
-        count(group.cache, result)
-        return found
-
-    async def _find(
-        self, group: CacheKey, vector: FloatArray, wording: Wording
-    ) -> tuple[LookUpResult, SimilarAnswer | None]:
-        rows = await self.redis.rows(group, self.group_rows)
-        if isinstance(rows, LookUpResult):
-            return rows, None
-        similar = nearest(vector, rows, self.threshold, _ANSWERS_TRIED, wording)
-        if similar is None:
-            return LookUpResult.POISONED, None
-        result = LookUpResult.MISS
-        for similarity, digest in similar:
-            looked = await self.redis.look_up(CacheKey(CacheName.RESPONSE, group.tenant, digest), decode_answer)
-            if looked.value is not None:
-                return LookUpResult.HIT, SimilarAnswer(looked.value, similarity)
-            if looked.result != LookUpResult.MISS:
-                result = looked.result
-        return result, None
-
-    def remember(self, group: CacheKey, vector: FloatArray, response: CacheKey, wording: Wording = NO_WORDING) -> None:
-        """Add a question whose answer will be stored under this key. Written asynchronously."""
-        if response.tenant != group.tenant:
-            raise ValueError("an answer of another tenant")
-        payload = encode_row(vector, response.digest, wording)
-        if payload is not None:
-            self.redis.soon(group, lambda: self.redis.add_row(group, payload, self.group_rows))
-
-
-@dataclass(frozen=True, slots=True)
-class Caches:
-    """All caches, over one Redis. ``redis`` is the view used for passages and vectors."""
-
-    redis: RedisCache
-    passages: PassageCache
-    responses: ResponseCache
-    semantic: SemanticCache
-
-    async def settle(self) -> None:
-        """Wait for pending asynchronous writes, at most a few Redis timeouts."""
-        for redis in (self.redis, self.semantic.redis):
-            await redis.settle()
-
-
-def make_caches(
-    redis: RedisCache,
-    *,
-    ttl_s: float,
-    semantic_threshold: float,
-    clock: ClockMs,
-    hot: HotPolicy | None = None,
-    answers: RedisCache | None = None,
-) -> Caches:
-    """Build the caches over this Redis, which has the same ``ttl_s``; answers use ``answers`` instead if given."""
-    answers = answers or redis
-    return Caches(
-        redis=redis,
-        passages=PassageCache(redis, HotCache(hot or HotPolicy()), clock, ttl_s),
-        responses=ResponseCache(answers),
-        semantic=SemanticCache(answers, semantic_threshold),
-    )
-
-
 def encode_hits(hits: Sequence[Hit]) -> bytes:
-    """Entry payload of hits."""
     return _encoder.encode(tuple(hits))
 
 

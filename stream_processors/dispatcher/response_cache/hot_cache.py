@@ -1,6 +1,5 @@
 """In-memory cache of recently used entries, fair between tenants. Pure: the time is an argument."""
 
-from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
 from cachetools import LRUCache, TLRUCache
@@ -8,21 +7,6 @@ from cachetools import LRUCache, TLRUCache
 from fairlane_server.caching.entries import CacheKey
 
 ValueT = TypeVar("ValueT")
-
-
-@dataclass(frozen=True, slots=True)
-class HotPolicy:
-    """Bounds of a hot cache.
-
-    Attributes:
-        most_bytes: of all entries together, by the sizes given to ``put``.
-        most_tenant_share: the fraction of it that one tenant may hold, above 0 and at most 1.
-        most_tenants: beyond it the least recently active tenant is evicted.
-    """
-
-    most_bytes: int = 33_554_432
-    most_tenant_share: float = 0.5
-    most_tenants: int = 1_024
 
 
 class _Entry(NamedTuple, Generic[ValueT]):
@@ -33,21 +17,24 @@ class _Entry(NamedTuple, Generic[ValueT]):
 
 class HotCache(Generic[ValueT]):
     """Least recently used entries are evicted first: those of the same tenant beyond its share, those of the tenant
-    that holds most when the cache is full. So a flood evicts its own entries."""
+    that holds most when the cache is full. So a flood evicts its own entries.
 
-    def __init__(self, policy: HotPolicy) -> None:
-        self._policy = policy
+    Args:
+        most_bytes: of all entries together, by the sizes given to ``put``.
+        most_tenant_share: the fraction of it that one tenant may hold, above 0 and at most 1.
+        most_tenants: beyond it the least recently active tenant is evicted.
+    """
+
+    def __init__(self, most_bytes: int = 33_554_432, most_tenant_share: float = 0.5, most_tenants: int = 1_024) -> None:
+        self._most_bytes = most_bytes
+        self._most_tenant_bytes = int(most_bytes * most_tenant_share)
         self._now_ms = 0
-        self._tenants: LRUCache[str, TLRUCache[bytes, _Entry[ValueT]]] = LRUCache(policy.most_tenants)
+        self._tenants: LRUCache[str, TLRUCache[bytes, _Entry[ValueT]]] = LRUCache(most_tenants)
 
     @property
     def size_bytes(self) -> int:
         """Bytes of the entries that had not expired at the last call."""
         return sum(int(entries.currsize) for entries in self._tenants.values())
-
-    def tenant_bytes(self, tenant: str) -> int:
-        """Bytes held by one tenant."""
-        return int(self._tenants[tenant].currsize) if tenant in self._tenants else 0
 
     def get(self, key: CacheKey, now_ms: int) -> ValueT | None:
         """The value, or None if it is missing or expired."""
@@ -59,9 +46,8 @@ class HotCache(Generic[ValueT]):
         """Store the value, unless it is larger than the tenant's share. The key's old value is removed either way."""
         entries, self._now_ms = self._tenants.get(key.tenant), now_ms
         if entries is None:
-            most_bytes = int(self._policy.most_bytes * self._policy.most_tenant_share)
             entries = self._tenants[key.tenant] = TLRUCache(
-                most_bytes,
+                self._most_tenant_bytes,
                 ttu=lambda _digest, entry, _now_ms: entry.ends_at_ms,
                 timer=lambda: self._now_ms,
                 getsizeof=lambda entry: entry.size_bytes,
@@ -69,5 +55,5 @@ class HotCache(Generic[ValueT]):
         entries.pop(key.digest, None)
         if size_bytes <= entries.maxsize:
             entries[key.digest] = _Entry(value, size_bytes, ends_at_ms)
-        while self.size_bytes > self._policy.most_bytes:
+        while self.size_bytes > self._most_bytes:
             max(self._tenants.values(), key=lambda one: one.currsize).popitem()

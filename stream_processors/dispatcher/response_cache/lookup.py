@@ -9,27 +9,32 @@ from typing import Protocol
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode
 from fairlane.records import CacheUse
-from fairlane_server.caching.entries import CacheKey
+from fairlane_server.caching.entries import CacheKey, CacheName
 from fairlane_server.caching.responses import (
     CachedAnswer,
+    decode_answer,
     is_cacheable,
     response_key,
     semantic_group,
     semantic_query,
     word_digests,
 )
+from fairlane_server.redis.cache import LookUpResult, RedisCache, count
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Urgency
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings, ResponseCache, SemanticCache
-from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording
+from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
+from stream_processors.dispatcher.response_cache.semantic_match import NO_WORDING, Wording, encode_row, nearest
 from stream_processors.dispatcher.response_cache.singleflight import Singleflight
 
 log = get_logger(__name__)
 
 _MOST_AT_A_TIME = 8
 """Concurrent look-ups; at most half of them for one tenant."""
+
+_TRIED = 4
+"""Most similar questions whose answers are looked up."""
 
 WITHIN_S = 0.25
 """Timeout of a look-up, including the wait for its permit."""
@@ -71,29 +76,57 @@ class CacheLookup(Protocol):
         """Add the question to its semantic group, once its request is dispatched and an answer is to come."""
 
 
-class NoAnswers:
-    """Used without a cache: every look-up misses."""
+@dataclass(slots=True)
+class SemanticCache:
+    """Answers to similar questions of otherwise equal requests (``semantic_group``).
 
-    is_available = False
+    Each group is a list of the latest questions' vectors, each with the exact key of its answer. That answer may not be
+    stored yet, or may have expired. ``threshold`` is the least cosine of two vectors.
+    """
 
-    async def question(self, _queued: QueuedRequest) -> CacheQuery | None:
-        return None
+    redis: RedisCache
+    threshold: float
+    group_rows: int = 256
 
-    async def find(self, _question: CacheQuery) -> CacheHit | None:
-        return None
+    async def find(
+        self, group: CacheKey, vector: FloatArray, wording: Wording = NO_WORDING
+    ) -> tuple[CachedAnswer, float] | None:
+        """The answer to the most similar question that has a stored answer, and the similarity."""
+        rows = await self.redis.rows(group, self.group_rows)
+        found, similar = None, None
+        if isinstance(rows, LookUpResult):
+            result = rows
+        else:
+            similar = nearest(vector, rows, self.threshold, _TRIED, wording)
+            result = LookUpResult.POISONED if similar is None else LookUpResult.MISS
+        for similarity, digest in similar or ():
+            looked = await self.redis.look_up(CacheKey(CacheName.RESPONSE, group.tenant, digest), decode_answer)
+            if looked.value is not None:
+                result, found = LookUpResult.HIT, (looked.value, similarity)
+                break
+            if looked.result != LookUpResult.MISS:
+                result = looked.result
+        count(group.cache, result)
+        return found
 
-    def remember(self, _question: CacheQuery) -> None: ...
+    def remember(self, group: CacheKey, vector: FloatArray, response: CacheKey, wording: Wording = NO_WORDING) -> None:
+        """Add a question whose answer will be stored under this key. Written asynchronously."""
+        if response.tenant != group.tenant:
+            raise ValueError("an answer of another tenant")
+        payload = encode_row(vector, response.digest, wording)
+        if payload is not None:
+            self.redis.soon(group, lambda: self.redis.add_row(group, payload, self.group_rows))
 
 
 @dataclass(slots=True)
 class CachedAnswers:
-    """Look-up in the response and semantic caches. ``budget_s`` bounds the computation of a question, which may query
+    """Look-up of answers by exact key and by similarity, in one Redis. Consumers store them under the same keys
+    (``fairlane_server.caching.responses``). ``budget_s`` bounds the computation of a question, which may query
     the collection's version and an embedder.
 
     Tenants take turns; a look-up without a permit and an answer within WITHIN_S is a miss.
     """
 
-    responses: ResponseCache
     semantic: SemanticCache
     retriever: Retriever
     vectors: QueryEmbeddings
@@ -105,7 +138,7 @@ class CachedAnswers:
 
     @property
     def is_available(self) -> bool:
-        return self.responses.redis.is_available
+        return self.semantic.redis.is_available
 
     async def question(self, queued: QueuedRequest) -> CacheQuery | None:
         if not is_cacheable(queued.request):
@@ -151,23 +184,20 @@ class CachedAnswers:
         return await self._asked.run((tenant, name), ask)
 
     async def _find(self, question: CacheQuery) -> CacheHit | None:
-        answer = await self.responses.get(question.key)
-        if answer is not None:
-            return _known(answer, CacheMode.EXACT)
-        if question.group is None or question.vector is None:
+        answer, mode, similarity = await self.semantic.redis.get(question.key, decode_answer), CacheMode.EXACT, 1.0
+        if answer is None and question.group is not None and question.vector is not None:
+            found = await self.semantic.find(question.group, question.vector, question.wording)
+            if found is not None:
+                (answer, similarity), mode = found, CacheMode.SEMANTIC
+        if answer is None:
             return None
-        similar = await self.semantic.find(question.group, question.vector, question.wording)
-        return None if similar is None else _known(similar.answer, CacheMode.SEMANTIC, similar.similarity)
+        return CacheHit(answer, CacheUse(mode, answer.request_id, answer.finished_at_ms, similarity))
 
     @asynccontextmanager
     async def _turn(self, tenant: str) -> AsyncIterator[None]:
-        ticket = self._gate.ticket(tenant, Urgency.WAITS)
+        permit = self._gate.permit(tenant, Urgency.WAITS)
         try:
-            await ticket.granted
+            await permit.granted
             yield
         finally:
-            self._gate.leave(ticket)
-
-
-def _known(answer: CachedAnswer, mode: CacheMode, similarity: float = 1.0) -> CacheHit:
-    return CacheHit(answer, CacheUse(mode, answer.request_id, answer.finished_at_ms, similarity))
+            self._gate.leave(permit)

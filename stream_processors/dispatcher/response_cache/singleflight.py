@@ -33,7 +33,6 @@ class Singleflight(Generic[KeyT, ResultT]):
         self._flights: dict[KeyT, _Flight[ResultT]] = {}
 
     def __len__(self) -> int:
-        """Number of shared runs in progress."""
         return len(self._flights)
 
     async def run(self, key: KeyT, call: Callable[[], Coroutine[Any, Any, ResultT]]) -> ResultT:

@@ -12,14 +12,15 @@ from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import RegistryError
 from fairlane_server.caching.entries import CacheKey
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from stream_processors.dispatcher.admission.inbox import AdmissionInbox
-from stream_processors.dispatcher.deduplication.recent_results import RecentResults
+from stream_processors.dispatcher.admission.stage import AdmissionInbox
+from stream_processors.dispatcher.deduplication.duplicates import RecentResult, RecentResults
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheLookup, CacheQuery
-from stream_processors.dispatcher.scheduling.in_flight import Settled
+from stream_processors.dispatcher.scheduling.in_flight import SettledWork
+from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
 
 log = get_logger(__name__)
 
@@ -98,7 +99,7 @@ class ResponseCacheStage:
     max_wait_ms: int = 60_000
     max_leaders: int = 8_192
     _lookups: dict[Claim, _Lookup] = field(default_factory=dict)
-    _by_id: dict[tuple[str, str], set[Claim]] = field(default_factory=dict)
+    _ids: RequestIndex[QueuedRequest] = field(default_factory=RequestIndex)
     _held: Counter[str] = field(default_factory=Counter)
     """Held requests by tenant."""
     _bytes: Counter[str] = field(default_factory=Counter)
@@ -140,12 +141,10 @@ class ResponseCacheStage:
             self.output.transactions.submit(Settlement(queued.claim, outputs))
 
     def held(self) -> list[QueuedRequest]:
-        """The requests looked up or waiting for a leader."""
         return [lookup.queued for lookup in self._lookups.values()]
 
-    def find(self, tenant: str, request_id: str) -> list[QueuedRequest]:
-        """The held requests of this id. O(1)."""
-        return [self._lookups[claim].queued for claim in self._by_id.get((tenant, request_id), ())]
+    def find(self, tenant: str, request_id: str) -> tuple[QueuedRequest, ...]:
+        return self._ids.find(tenant, request_id)
 
     def drop(self, claims: Iterable[Claim]) -> None:
         """Cancel these look-ups and end these leaders: answered elsewhere, or their partitions were revoked."""
@@ -174,12 +173,12 @@ class ResponseCacheStage:
             for claim in claims:
                 answered = self._answered.pop(claim, None)
                 if answered is not None:
-                    self.recent_results.answered(answered.tenant, answered.request_id)
+                    self.recent_results[answered.tenant, answered.request_id] = RecentResult.ANSWERED
                 leader = self._led_by.get(_place(claim))
                 if leader is not None and not leader.is_sent:
                     self._end(leader)
 
-    def settled(self, settled: Settled) -> None:
+    def settled(self, settled: SettledWork) -> None:
         """Note the result, and end the leader of this work, which is done or was requeued."""
         self.recent_results.note(settled)
         self._end(self._led_by.get(settled.source))
@@ -191,13 +190,11 @@ class ResponseCacheStage:
             self._end(leader)
 
     async def close(self) -> None:
-        """Cancel all look-ups and wait for their tasks."""
         tasks = [lookup.task for lookup in self._lookups.values()]
         self.discard(lambda _claim: False)
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def __len__(self) -> int:
-        """Number of requests looked up or waiting for a leader."""
         return len(self._lookups)
 
     def _begin(self, candidate: Candidate) -> bool:
@@ -206,7 +203,7 @@ class ResponseCacheStage:
             return False
         task = asyncio.get_running_loop().create_task(self._run(queued.claim), name="response cache")
         self._lookups[queued.claim] = _Lookup(candidate, task)
-        self._by_id.setdefault((queued.tenant, queued.request_id), set()).add(queued.claim)
+        self._ids.add(queued)
         self._count(queued, 1)
         return True
 
@@ -312,10 +309,7 @@ class ResponseCacheStage:
 
     def _take(self, claim: Claim) -> _Lookup:
         lookup = self._lookups.pop(claim)
-        key = lookup.queued.tenant, lookup.queued.request_id
-        self._by_id[key].discard(claim)
-        if not self._by_id[key]:
-            del self._by_id[key]
+        self._ids.remove(lookup.queued)
         self._count(lookup.queued, -1)
         return lookup
 

@@ -1,18 +1,77 @@
-"""Running sums of the backlog per class and tenant, so that reading them is O(1). Pure."""
+"""Shares of the tenants, and running sums of the backlog per class and tenant. Pure."""
 
+from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import nlargest
-from operator import attrgetter, itemgetter
+from math import inf
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_SHARE, Share, checked_weight
+from fairlane.outcomes import Priority
+from fairlane.ownership import Claim
+from fairlane.records import TenantGroup
 
-_TOKENS = attrgetter("tokens")
-_SECOND = itemgetter(1)
+DEFAULT_CLASS_WEIGHTS: Mapping[str, float] = {
+    Priority.HIGH.value: 8.0,
+    Priority.NORMAL.value: 3.0,
+    Priority.LOW.value: 1.0,
+}
+
+NO_GROUP = ""
 
 
-class Waiting(Protocol):
+def checked_weight(name: str, weight: float) -> float:
+    """The weight. Raises ValueError unless it is positive and finite."""
+    if not 0.0 < weight < inf:
+        raise ValueError(f"{name}: a weight must be positive and finite, not {weight}")
+    return weight
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A tenant's weight within its class, and its groups, which divide the tenant's service by their weights.
+
+    Requests without a group, or of an unknown one, count as one more group of weight 1 on the first level; requests of
+    a group that has groups below it count as one more of those.
+
+    Raises:
+        ValueError: a weight that is not positive and finite, a group named twice or not at all, a parent that is not
+            among the groups, or a cycle.
+    """
+
+    weight: float = 1.0
+    groups: tuple[TenantGroup, ...] = ()
+
+    def __post_init__(self) -> None:
+        checked_weight("tenant", self.weight)
+        parents = {group.group: group.parent or NO_GROUP for group in self.groups}
+        if len(parents) < len(self.groups) or NO_GROUP in parents:
+            raise ValueError("groups need a name each")
+        for group in self.groups:
+            checked_weight(f"group {group.group}", group.weight)
+            above, seen = parents[group.group], {group.group}
+            while above != NO_GROUP:
+                if above in seen:
+                    raise ValueError(f"group {group.group}: its parents form a cycle")
+                if above not in parents:
+                    raise ValueError(f"group {group.group}: its parent {above} is not a group of this tenant")
+                seen.add(above)
+                above = parents[above]
+
+    @property
+    def structure(self) -> frozenset[tuple[str, str]]:
+        """Every group with its parent, without weights."""
+        return frozenset((group.group, group.parent or NO_GROUP) for group in self.groups)
+
+
+DEFAULT_SHARE = Share()
+
+
+_TOKENS = attrgetter("backlog.tokens")
+
+
+class Queueable(Protocol):
     """The fields of a request that a queue uses. The claim identifies it."""
 
     @property
@@ -39,10 +98,29 @@ class Waiting(Protocol):
     def deadline_at_ms(self) -> int: ...
 
 
-ItemT = TypeVar("ItemT", bound=Waiting)
+class Schedulable(Queueable, Protocol):
+    """The fields of a request that the scheduler uses."""
+
+    @property
+    def claim(self) -> Claim: ...
+    @property
+    def pool(self) -> str: ...
+    @property
+    def model_name(self) -> str: ...
+    @property
+    def request_id(self) -> str: ...
+    @property
+    def submitted_at_ms(self) -> int: ...
+    @property
+    def input_bytes(self) -> int: ...
+    @property
+    def is_backfill(self) -> bool: ...
 
 
-@dataclass(frozen=True, slots=True)
+ItemT = TypeVar("ItemT", bound=Queueable)
+
+
+@dataclass(slots=True)
 class Backlog:
     """Queued requests, their cost tokens and their bytes."""
 
@@ -51,38 +129,24 @@ class Backlog:
     size_bytes: int = 0
 
 
-class Sums:
-    """Running sums of a class, or of one tenant in it."""
-
-    __slots__ = ("requests", "size_bytes", "tokens")
+class _ClassSums:
+    __slots__ = ("backlog", "tenants", "weight")
 
     def __init__(self) -> None:
-        self.requests = 0
-        self.tokens = 0
-        self.size_bytes = 0
-
-    def backlog(self) -> Backlog:
-        return Backlog(self.requests, self.tokens, self.size_bytes)
-
-
-class _ClassSums(Sums):
-    __slots__ = ("tenants", "weight")
-
-    def __init__(self) -> None:
-        super().__init__()
+        self.backlog = Backlog()
         self.tenants: dict[str, TenantSums] = {}
         """Tenants with queued requests only."""
         self.weight = 0.0
         """Sum of their weights."""
 
 
-class TenantSums(Sums):
+class TenantSums:
     """Running sums of one tenant in one class; part of the class while the tenant has queued requests."""
 
-    __slots__ = ("of_class", "tenant")
+    __slots__ = ("backlog", "of_class", "tenant")
 
     def __init__(self, tenant: str, of_class: _ClassSums) -> None:
-        super().__init__()
+        self.backlog = Backlog()
         self.tenant = tenant
         self.of_class = of_class
 
@@ -102,31 +166,32 @@ class BacklogStatistics(Generic[ItemT]):
             raise ValueError(f"unknown class: {priority_class}")
         return of_class.tenants.get(tenant) or TenantSums(tenant, of_class)
 
-    def _add(self, sums: TenantSums, item: Waiting) -> None:
-        """Count a request that was queued."""
-        of_class = sums.of_class
-        if not sums.requests:
+    def _add(self, sums: TenantSums, item: Queueable) -> None:
+        of_class, own = sums.of_class, sums.backlog
+        everything = of_class.backlog
+        if not own.requests:
             of_class.tenants[sums.tenant] = sums
             of_class.weight += self.share(sums.tenant).weight
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
-        sums.requests += 1
-        sums.tokens += cost_tokens
-        sums.size_bytes += size_bytes
-        of_class.requests += 1
-        of_class.tokens += cost_tokens
-        of_class.size_bytes += size_bytes
+        own.requests += 1
+        own.tokens += cost_tokens
+        own.size_bytes += size_bytes
+        everything.requests += 1
+        everything.tokens += cost_tokens
+        everything.size_bytes += size_bytes
 
-    def _subtract(self, sums: TenantSums, item: Waiting) -> bool:
+    def _subtract(self, sums: TenantSums, item: Queueable) -> bool:
         """Count a request that left. True when its tenant is to be forgotten and has none left."""
-        of_class = sums.of_class
+        of_class, own = sums.of_class, sums.backlog
+        everything = of_class.backlog
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
-        sums.requests -= 1
-        sums.tokens -= cost_tokens
-        sums.size_bytes -= size_bytes
-        of_class.requests -= 1
-        of_class.tokens -= cost_tokens
-        of_class.size_bytes -= size_bytes
-        if sums.requests:
+        own.requests -= 1
+        own.tokens -= cost_tokens
+        own.size_bytes -= size_bytes
+        everything.requests -= 1
+        everything.tokens -= cost_tokens
+        everything.size_bytes -= size_bytes
+        if own.requests:
             return False
         tenant = sums.tenant
         del of_class.tenants[tenant]
@@ -135,7 +200,6 @@ class BacklogStatistics(Generic[ItemT]):
         return tenant in self._leaving and not self.is_waiting(tenant)
 
     def share(self, tenant: str) -> Share:
-        """The tenant's share; weight 1 without groups by default."""
         return self._shares.get(tenant, DEFAULT_SHARE)
 
     def _keep_share(self, tenant: str, share: Share | None) -> bool:
@@ -155,7 +219,6 @@ class BacklogStatistics(Generic[ItemT]):
         return True
 
     def is_waiting(self, tenant: str) -> bool:
-        """Whether the tenant has queued requests in any class."""
         return any(tenant in of_class.tenants for of_class in self._classes.values())
 
     def backlogged_weight(self, priority_class: str) -> float:
@@ -164,40 +227,38 @@ class BacklogStatistics(Generic[ItemT]):
         return 0.0 if of_class is None else of_class.weight
 
     def waiting(self, tenant: str, priority_class: str) -> Backlog:
-        """The tenant's backlog in this class."""
+        """A live object."""
         of_class = self._classes.get(priority_class)
         sums = None if of_class is None else of_class.tenants.get(tenant)
-        return Backlog() if sums is None else sums.backlog()
+        return Backlog() if sums is None else sums.backlog
 
     def waiting_in_class(self, priority_class: str) -> Backlog:
-        """The backlog of this class."""
+        """A live object."""
         of_class = self._classes.get(priority_class)
-        return Backlog() if of_class is None else of_class.backlog()
+        return Backlog() if of_class is None else of_class.backlog
 
     @property
     def total(self) -> Backlog:
-        """The backlog of all classes."""
         requests = tokens = size_bytes = 0
         for of_class in self._classes.values():
-            requests += of_class.requests
-            tokens += of_class.tokens
-            size_bytes += of_class.size_bytes
+            backlog = of_class.backlog
+            requests += backlog.requests
+            tokens += backlog.tokens
+            size_bytes += backlog.size_bytes
         return Backlog(requests, tokens, size_bytes)
 
     def busiest(self, count: int) -> list[tuple[str, int]]:
         """At most ``count`` tenants with queued requests, each with its tokens in all classes, most first. A tenant
         that is among the first ``count`` of no class is left out: the one walk over all tenants is a comparison
         each."""
-        found = {
-            sums.tenant
-            for of_class in self._classes.values()
-            for sums in nlargest(count, of_class.tenants.values(), key=_TOKENS)
-        }
-        return nlargest(count, ((tenant, self._tokens(tenant)) for tenant in found), key=_SECOND)
-
-    def _tokens(self, tenant: str) -> int:
-        tenants = (of_class.tenants.get(tenant) for of_class in self._classes.values())
-        return sum(sums.tokens for sums in tenants if sums is not None)
+        tokens: Counter[str] = Counter()
+        classes = [of_class.tenants for of_class in self._classes.values()]
+        for tenants in classes:
+            for sums in nlargest(count, tenants.values(), key=_TOKENS):
+                tokens[sums.tenant] = sum(
+                    found[sums.tenant].backlog.tokens for found in classes if sums.tenant in found
+                )
+        return tokens.most_common(count)
 
 
 def checked_class_weights(weights: Mapping[str, float], known: Iterable[str]) -> dict[str, float]:

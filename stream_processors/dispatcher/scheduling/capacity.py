@@ -72,7 +72,6 @@ class CapacityBoard:
         )
 
     def pools(self) -> Iterable[str]:
-        """Every pool ever reported."""
         return tuple(self._pools)
 
 

@@ -1,10 +1,10 @@
-"""Cost model: estimated and actual cost in cost tokens (prompt tokens plus twice the output tokens). Pure."""
+"""Estimated and actual cost in cost tokens (prompt tokens plus twice the output tokens). Pure."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 
 from fairlane.outcomes import Outcome
-from fairlane.records import ModelVersion, UsageEvent
+from fairlane.records import InferenceRequest, ModelVersion, UsageEvent
 from fairlane_server.cost_tokens import cost_tokens
 
 BYTES_PER_TOKEN = 4
@@ -95,7 +95,6 @@ class CostModel:
         learned.output_tokens += rate * (max(0, usage.completion_tokens) - learned.output_tokens)
 
     def __len__(self) -> int:
-        """Number of (tenant, model) pairs kept."""
         return len(self._learned)
 
 
@@ -104,7 +103,6 @@ def _plain_prompt_tokens(input_bytes: int) -> int:
 
 
 def actual_cost(usage: UsageEvent) -> int:
-    """The actual cost, in cost tokens."""
     return cost_tokens(usage.prompt_tokens, usage.completion_tokens)
 
 
@@ -119,3 +117,40 @@ def correction(charged: int, usage: UsageEvent) -> int:
     if usage.outcome == Outcome.FAILED or (usage.outcome == Outcome.OK and spent == 0):
         return max(0, spent - charged)
     return spent - charged
+
+
+_FALL = 0.1
+"""Weight of a new value below the expected one."""
+
+
+class ContextTokens:
+    """Learns the tokens added to a tenant's requests of one kind: with retrieval, in a conversation, or both.
+
+    Rises at once and falls slowly: an estimate that is too low exceeds the dispatch window, one that is too high only
+    waits a little. Keeps ``max_entries`` kinds and drops the least recently updated. O(1). For one thread.
+    """
+
+    def __init__(self, max_entries: int = 20_000) -> None:
+        self._max_entries = max_entries
+        self._expected: OrderedDict[tuple[str, bool, bool], float] = OrderedDict()
+
+    def expected(self, tenant: str, request: InferenceRequest) -> int:
+        """Expected tokens for this request; 0 without enrichment, or while unknown."""
+        key = _kind(tenant, request)
+        return round(self._expected.get(key, 0.0)) if any(key[1:]) else 0
+
+    def learn(self, tenant: str, request: InferenceRequest, tokens: int) -> None:
+        key = _kind(tenant, request)
+        if not any(key[1:]):
+            return
+        before = self._expected.pop(key, 0.0)
+        self._expected[key] = tokens if tokens >= before else before + _FALL * (tokens - before)
+        if len(self._expected) > self._max_entries:
+            self._expected.popitem(last=False)
+
+    def __len__(self) -> int:
+        return len(self._expected)
+
+
+def _kind(tenant: str, request: InferenceRequest) -> tuple[str, bool, bool]:
+    return tenant, request.retrieval is not None, request.conversation_id is not None

@@ -74,11 +74,16 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from typing import Literal, TypeVar
 
-from stream_processors.dispatcher.scheduling.backlog_statistics import BacklogStatistics, Waiting, checked_class_weights
+from stream_processors.dispatcher.scheduling.backlog_statistics import (
+    DEFAULT_CLASS_WEIGHTS,
+    BacklogStatistics,
+    Queueable,
+    Share,
+    checked_class_weights,
+)
 from stream_processors.dispatcher.scheduling.share_tree import ShareTree
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
 
-ItemT = TypeVar("ItemT", bound=Waiting)
+ItemT = TypeVar("ItemT", bound=Queueable)
 
 
 class ArrivalOrder(BacklogStatistics[ItemT]):

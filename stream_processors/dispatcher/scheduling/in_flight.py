@@ -12,13 +12,12 @@ that come before their item, and items committed before their settlement, are re
 counted: a lost entry costs one cost correction.
 
 The set of partitions asked for changes rarely (when a consumer comes, goes or is assigned others), the work on them
-with every request: so the sum over the last set is kept as well, and so is the order of its partitions by load.
+with every request: so the sum over the last set is kept as well.
 """
 
-from collections import OrderedDict
+from collections import OrderedDict, defaultdict
 from collections.abc import Container
 from dataclasses import dataclass, field, replace
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple, TypeVar
 
 from fairlane.names import pool_of_priority
@@ -26,9 +25,6 @@ from fairlane.records import SourceCoordinate, UsageEvent
 
 ANY_PARTITION = -1
 """Partition number while the topic's partitions are unknown: the producer chooses."""
-
-_COMPACTED_FROM = 64
-"""Outdated entries kept before an order is rebuilt without them."""
 
 
 class Held:
@@ -57,16 +53,19 @@ class Held:
 
 
 class InFlightLedger:
-    """The sums of one pool. O(log n) each, except for the first call with another set of partitions."""
+    """The sums of one pool. O(1) each, except for ``least_loaded`` and for a call with another set of partitions."""
 
-    __slots__ = ("_among", "_by_partition", "_orders", "_within", "total")
+    __slots__ = ("_among", "_by_partition", "_loads", "_orders", "_within", "total")
 
     def __init__(self) -> None:
         self.total = Held()
         self._by_partition: dict[int, Held] = {}
         self._among: frozenset[int] | None = None
         self._within = self.total
-        self._orders: dict[int, _LoadOrder] = {}
+        self._loads: defaultdict[int, int] = defaultdict(int)
+        """Tokens by partition."""
+        self._orders: dict[int, list[int]] = {}
+        """Partitions by their number: the one chosen longest ago is first."""
 
     def count(self, partition: int, tokens: int, items: int, *, is_own: bool) -> None:
         """Add work on this partition; negative numbers remove it."""
@@ -80,8 +79,7 @@ class InFlightLedger:
         held.add(tokens, items, is_own=is_own)
         if not held.items and not held.tokens:
             del self._by_partition[partition]
-        for order in self._orders.values():
-            order.moved(partition, held.tokens)
+        self._loads[partition] = held.tokens
 
     def within(self, partitions: frozenset[int] | None) -> Held:
         """Work in flight on these partitions (None: all of them), and work without a partition yet."""
@@ -100,59 +98,15 @@ class InFlightLedger:
         """The partition of 0 to ``count`` - 1 with the least in flight; among equals the one chosen longest ago. Only
         of ``among``, if given and any of them exists."""
         order = self._orders.get(count)
-        if order is None or order.among is not among:
-            if order is None or order.among != among:
-                loads = {partition: held.tokens for partition, held in self._by_partition.items()}
-                order = self._orders[count] = _LoadOrder(count, among, loads, order)
-            order.among = among
-        return order.take()
-
-
-class _LoadOrder:
-    """Partitions by work in flight: a heap whose outdated entries are deleted when they reach its head."""
-
-    __slots__ = ("_candidates", "_heap", "_loads", "_turn", "_turns", "among")
-
-    def __init__(
-        self, count: int, among: frozenset[int] | None, loads: dict[int, int], before: "_LoadOrder | None"
-    ) -> None:
-        everyone = range(count)
-        chosen = everyone if among is None else [partition for partition in everyone if partition in among]
-        self.among = among
-        self._candidates = frozenset(chosen or everyone)
-        self._loads = {partition: loads.get(partition, 0) for partition in self._candidates}
-        self._turns: dict[int, int] = {} if before is None else before._turns
-        self._turn = max(self._turns.values(), default=0)
-        self._heap: list[tuple[int, int, int]] = []
-        self._rebuild()
-
-    def moved(self, partition: int, tokens: int) -> None:
-        """Set the tokens in flight on a partition."""
-        if partition in self._candidates:
-            self._loads[partition] = tokens
-            self._enter(partition)
-
-    def take(self) -> int:
-        """The least loaded partition."""
-        heap = self._heap
-        while True:
-            load, turn, partition = heap[0]
-            if load == self._loads[partition] and turn == self._turns.get(partition, 0):
-                break
-            heappop(heap)
-        self._turn += 1
-        self._turns[partition] = self._turn
-        self._enter(partition)
+        if order is None:
+            order = self._orders[count] = list(range(count))
+        chosen = order
+        if among is not None and not among.issuperset(order):
+            chosen = [partition for partition in order if partition in among] or order
+        partition = min(chosen, key=self._loads.__getitem__)
+        order.remove(partition)
+        order.append(partition)
         return partition
-
-    def _enter(self, partition: int) -> None:
-        heappush(self._heap, (self._loads[partition], self._turns.get(partition, 0), partition))
-        if len(self._heap) > 2 * len(self._candidates) + _COMPACTED_FROM:
-            self._rebuild()
-
-    def _rebuild(self) -> None:
-        self._heap = [(self._loads[partition], self._turns.get(partition, 0), partition) for partition in self._loads]
-        heapify(self._heap)
 
 
 RESERVATION_TTL_MS = 30_000
@@ -198,13 +152,9 @@ class Dispatched:
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class SettledWork:
     """Work that is done. ``own`` is its reservation, if made here; ``usage`` its actual cost."""
 
-    work: WorkId
-    pool: str
-    tenant: str
-    cost_tokens: int
     source: SourceCoordinate
     own: Reserved | None
     usage: UsageEvent | None
@@ -295,7 +245,7 @@ class InFlight:
         for source in list(self._reservations):
             self._take_reservation(source)
 
-    def dispatched(self, work: WorkId, seen: Dispatched) -> Settled | None:
+    def dispatched(self, work: WorkId, seen: Dispatched) -> SettledWork | None:
         """Count an item read back, in order of offsets; one that was read before is ignored.
 
         Returns the settled work if its settlement came first.
@@ -310,7 +260,7 @@ class InFlight:
         own = reserved.own if reserved is not None and is_own else None
         entry = _Work(partition.pool, work.partition, seen.tenant, seen.cost_tokens, is_own, seen.source, own)
         if work in self._early:
-            return _settled(work, entry, self._early.pop(work))
+            return SettledWork(entry.source, entry.own, self._early.pop(work))
         if partition.is_done(work.offset):
             self._remember_unbilled(work, entry)
             return None
@@ -318,17 +268,17 @@ class InFlight:
         self._count(entry, 1)
         return None
 
-    def settled(self, work: WorkId, usage: UsageEvent | None = None) -> Settled | None:
+    def settled(self, work: WorkId, usage: UsageEvent | None = None) -> SettledWork | None:
         """Apply a UsageEvent. Returns the settled work; None when it was settled already, or when the item was not read
         yet (then ``dispatched`` returns it)."""
         partition = self._partition(work)
         entry = partition.work.pop(work.offset, None)
         if entry is not None:
             self._count(entry, -1)
-            return _settled(work, entry, usage)
+            return SettledWork(entry.source, entry.own, usage)
         entry = self._unbilled.pop(work, None)
         if entry is not None:
-            return _settled(work, entry, usage)
+            return SettledWork(entry.source, entry.own, usage)
         if work.offset >= partition.read_up_to:
             _remember(self._early, work, usage, self._max_unmatched)
         return None
@@ -366,7 +316,6 @@ class InFlight:
         return expired
 
     def set_partitions(self, topic: str, count: int) -> None:
-        """Set the partition count of a priority topic."""
         self._partition_counts[topic] = count
 
     # Queries
@@ -378,15 +327,12 @@ class InFlight:
         return NOTHING_HELD if ledger is None else ledger.within(partitions)
 
     def tokens(self, pool: str) -> int:
-        """Cost tokens in flight in a pool, of all dispatchers."""
         return self.held(pool).tokens
 
     def own_tokens(self, pool: str) -> int:
-        """The part of ``tokens`` that this dispatcher dispatched."""
         return self.held(pool).own_tokens
 
     def own_tenant_tokens(self, tenant: str, pool: str) -> int:
-        """The part of ``own_tokens`` of one tenant."""
         return self._own_tenant_tokens.get((tenant, pool), 0)
 
     def sources(self) -> list[SourceCoordinate]:
@@ -395,12 +341,11 @@ class InFlight:
         return [*self._reservations, *seen]
 
     def pools(self) -> list[str]:
-        """Pools with work in flight."""
         return [pool for pool, ledger in self._ledgers.items() if ledger.total.tokens]
 
     def least_loaded_partition(self, topic: str, among: frozenset[int] | None = None) -> int:
         """The partition of a priority topic with the least cost in flight; equals take turns. ANY_PARTITION while its
-        partitions are unknown. Only of ``among``, if given and the topic has any of them. O(log n).
+        partitions are unknown. Only of ``among``, if given and the topic has any of them. O(partitions).
 
         One consumer owns the same partition in all classes of a pool, so work of all classes counts.
         """
@@ -434,7 +379,11 @@ class InFlight:
     def _count(self, work: _Work, sign: int) -> None:
         change = sign * work.cost_tokens
         if work.is_own:
-            _add(self._own_tenant_tokens, (work.tenant, work.pool), change)
+            # Zero sums are deleted, since tenants come and go.
+            key = work.tenant, work.pool
+            tokens = self._own_tenant_tokens.pop(key, 0) + change
+            if tokens:
+                self._own_tenant_tokens[key] = tokens
         self._ledger_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
 
     def _ledger_of(self, pool: str) -> InFlightLedger:
@@ -444,23 +393,7 @@ class InFlight:
         return ledger
 
 
-KeyT = TypeVar("KeyT")
-
-
-def _add(sums: dict[KeyT, int], key: KeyT, change: int) -> None:
-    """Add; zero sums are deleted, since tenants and pools come and go."""
-    total = sums.get(key, 0) + change
-    if total:
-        sums[key] = total
-    else:
-        sums.pop(key, None)
-
-
 def _remember(memory: OrderedDict[WorkId, ValueT], work: WorkId, value: ValueT, bound: int) -> None:
     memory[work] = value
     if len(memory) > bound:
         memory.popitem(last=False)
-
-
-def _settled(work: WorkId, entry: _Work, usage: UsageEvent | None) -> Settled:
-    return Settled(work, entry.pool, entry.tenant, entry.cost_tokens, entry.source, entry.own, usage)

@@ -6,25 +6,53 @@ scheduler.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Generic
+from typing import Generic, TypeVar
 
 from fairlane.names import priority_topic
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.admission_rule import CapacityState, Load, PoolCapacity, Prediction, predict
 from stream_processors.dispatcher.admission import rules
-from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Admitted, Arrival, Bounds, Shed
+from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, Shed
+from stream_processors.dispatcher.scheduling.backlog_statistics import (
+    DEFAULT_CLASS_WEIGHTS,
+    Schedulable,
+    Share,
+)
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
-from stream_processors.dispatcher.scheduling.in_flight import Held, InFlight, Reserved
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, Share
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Held, InFlight, Reserved
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex, TenantOccupancy
-from stream_processors.dispatcher.scheduling.turns import ItemT, Lateness, Turn, View
 from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, Fleet, FleetShare, room_tokens, window
 
 CLASS_WEIGHTS = DEFAULT_CLASS_WEIGHTS
 
 _MEAN_COST_GAIN = 0.02
+
+ItemT = TypeVar("ItemT", bound=Schedulable)
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """The inputs of a dispatch: work in flight on partitions that a live consumer owns, the pool's window, and this
+    dispatcher's share of it."""
+
+    in_flight_tokens: int
+    window_tokens: float
+    in_flight_items: int
+    window_items: float
+    share: float
+
+
+@dataclass(frozen=True, slots=True)
+class Turn(Generic[ItemT]):
+    """A request whose turn has come. A late one cannot be answered in time and must not run. ``partition`` is that of
+    the priority topic, ANY_PARTITION while they are unknown."""
+
+    item: ItemT
+    is_late: bool
+    partition: int
+    view: View
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,18 +145,9 @@ class Scheduler(Generic[ItemT]):
         )
         return load, predict(load, item.cost_tokens)
 
-    def judge(self, item: ItemT, load: Load, now_ms: int) -> Admitted | Shed:
-        """Decide on admission."""
-        arrival = Arrival(
-            now_ms=now_ms,
-            submitted_at_ms=item.submitted_at_ms,
-            deadline_at_ms=item.deadline_at_ms,
-            cost_tokens=item.cost_tokens,
-            size_bytes=item.size_bytes,
-            request_id=item.request_id,
-            backfill=item.is_backfill,
-        )
-        return rules.decide(self.policy.admission, arrival, self._bounds(item.tenant), load)
+    def judge(self, item: ItemT, load: Load, now_ms: int) -> Shed | None:
+        """None if the request is admitted, else its rejection."""
+        return rules.decide(self.policy.admission, item, self._bounds(item.tenant), load, now_ms)
 
     def rank_at_most(self, item: ItemT) -> int:
         """Upper bound on the request's rank among its tenant's requests of its class, from 1: requests with a later
@@ -136,7 +155,6 @@ class Scheduler(Generic[ItemT]):
         return self._pool(item.pool).queue.waiting(item.tenant, item.priority_class).requests + 1
 
     def push(self, item: ItemT) -> None:
-        """Queue an admitted request."""
         self._pool(item.pool).queue.push(item)
         self._items[item.claim] = item
         self._ids.add(item)
@@ -176,7 +194,6 @@ class Scheduler(Generic[ItemT]):
         return gone
 
     def find(self, tenant: str, request_id: str) -> tuple[ItemT, ...]:
-        """The queued requests of this id. O(1)."""
         return self._ids.find(tenant, request_id)
 
     def take(self, wanted: Callable[[ItemT], bool]) -> list[ItemT]:
@@ -187,7 +204,6 @@ class Scheduler(Generic[ItemT]):
         return taken
 
     def backlogs(self) -> Iterator[tuple[str, str]]:
-        """The pools and classes with a backlog."""
         for name, pool in self._pools.items():
             for priority_class in CLASS_WEIGHTS:
                 if pool.queue.backlogged_weight(priority_class) > 0:
@@ -246,7 +262,6 @@ class Scheduler(Generic[ItemT]):
         return sum(pool.share.entitled_share(name, self._weight(tenant), waits=True) for name in waiting)
 
     def holds(self, claim: Claim) -> bool:
-        """Whether this request is queued."""
         return claim in self._items
 
     def claims(self) -> tuple[Claim, ...]:
@@ -254,7 +269,6 @@ class Scheduler(Generic[ItemT]):
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the queued requests."""
         return self._occupancy.size_bytes
 
     def __len__(self) -> int:
@@ -262,51 +276,51 @@ class Scheduler(Generic[ItemT]):
 
     def _turns_of(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Iterator[Turn[ItemT]]:
         while True:
-            popped = pool.queue.pop(self._room(name, pool), self._lateness(name, pool, now_ms))
+            room = room_tokens(pool.window, pool.share.share, self._held(name, pool))
+            popped = pool.queue.pop(room, self._lateness(name, pool, now_ms))
             if popped is None:
                 return
             item, is_late = popped
-            yield self._turn(name, pool, item, is_late=is_late)
+            self._forget(item)
+            view = self._view(name, pool)
+            partition = ANY_PARTITION if is_late else self._reserve(name, pool, item)
+            yield Turn(item, is_late, partition, view)
 
-    def _turn(self, name: str, pool: _Pool[ItemT], item: ItemT, *, is_late: bool) -> Turn[ItemT]:
-        self._forget(item)
-        partition = -1
-        view = self._view(name, pool)
-        if not is_late:
-            topic = priority_topic(name, item.priority_class)
-            partition = self.in_flight.least_loaded_partition(topic, pool.capacity.work_partitions)
-            gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
-            pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
-            source = SourceCoordinate(*item.claim.partition, item.claim.offset)
-            reserved = Reserved(
-                pool=name,
-                priority_class=item.priority_class,
-                partition=partition,
-                tenant=item.tenant,
-                group=item.group,
-                cost_tokens=item.cost_tokens,
-                prompt_tokens=item.prompt_tokens,
-                model=item.model_name,
-                input_bytes=item.input_bytes,
-            )
-            self.in_flight.reserve(source, reserved)
-        return Turn(item, is_late, partition, view)
-
-    def _room(self, name: str, pool: _Pool[ItemT]) -> float:
-        return room_tokens(pool.window, pool.share.share, self._held(name, pool))
+    def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT) -> int:
+        """Count the request as in flight. Returns the partition for it."""
+        topic = priority_topic(name, item.priority_class)
+        partition = self.in_flight.least_loaded_partition(topic, pool.capacity.work_partitions)
+        gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
+        pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
+        reserved = Reserved(
+            pool=name,
+            priority_class=item.priority_class,
+            partition=partition,
+            tenant=item.tenant,
+            group=item.group,
+            cost_tokens=item.cost_tokens,
+            prompt_tokens=item.prompt_tokens,
+            model=item.model_name,
+            input_bytes=item.input_bytes,
+        )
+        self.in_flight.reserve(SourceCoordinate(*item.claim.partition, item.claim.offset), reserved)
+        return partition
 
     def _held(self, name: str, pool: _Pool[ItemT]) -> Held:
         """Work in flight of the live consumers; not that on a dead one's partitions until the group moves them."""
         return self.in_flight.held(name, pool.capacity.owned_partitions)
 
-    def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Lateness:
+    def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Callable[[ItemT], bool]:
+        """Whether a request that starts at the earliest possible time would end after its deadline."""
         in_flight = self._held(name, pool).tokens
         capacity = pool.capacity
         rate = capacity.cost_tokens_per_s
+        start_ms, ms_per_token = now_ms, 0.0
         # An idle pool tries every request that has not expired: a wrong rate must not reject for ever.
-        if capacity.state is not CapacityState.LIVE or rate <= 0 or in_flight <= 0:
-            return Lateness(now_ms, 0.0)
-        return Lateness(now_ms + round(1000 * in_flight / rate), 1000 / capacity.consumer_cost_tokens_per_s)
+        if capacity.state is CapacityState.LIVE and rate > 0 and in_flight > 0:
+            start_ms += round(1000 * in_flight / rate)
+            ms_per_token = 1000 / capacity.consumer_cost_tokens_per_s
+        return lambda item: start_ms + item.cost_tokens * ms_per_token > item.deadline_at_ms
 
     def _view(self, name: str, pool: _Pool[ItemT]) -> View:
         held = self._held(name, pool)

@@ -4,16 +4,254 @@ The mechanism and its bound are derived in fair_queue.py.
 """
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping
-from heapq import heappush
-from typing import TypeVar
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Generic, TypeVar
 
-from stream_processors.dispatcher.scheduling.backlog_statistics import BacklogStatistics, Waiting, checked_class_weights
-from stream_processors.dispatcher.scheduling.deadline_heap import EXPEDITED
-from stream_processors.dispatcher.scheduling.share_node import Node, Rings
-from stream_processors.dispatcher.scheduling.shares import DEFAULT_CLASS_WEIGHTS, NO_GROUP, Share
+from stream_processors.dispatcher.scheduling.backlog_statistics import (
+    DEFAULT_CLASS_WEIGHTS,
+    NO_GROUP,
+    BacklogStatistics,
+    Queueable,
+    Share,
+    TenantSums,
+    checked_class_weights,
+)
 
-ItemT = TypeVar("ItemT", bound=Waiting)
+ItemT = TypeVar("ItemT", bound=Queueable)
+EntryT = TypeVar("EntryT")
+
+_COMPACTED_FROM = 16
+"""Outdated entries kept before a heap or a ring is rebuilt without them."""
+
+EXPEDITED = -(1 << 63)
+"""Deadline that sorts before every epoch time in milliseconds."""
+
+
+class DeadlineHeap(Generic[EntryT]):
+    """A heap of ``(deadline_at_ms, arrival, item)``; arrivals are unique, so ties leave in order of arrival.
+
+    An entry with the deadline EXPEDITED goes before all others, and of two such the one pushed first. A removal out of
+    turn only marks the entry; it is deleted when it reaches the head, or when more than half of the entries are marked.
+    The head is never marked. Push, pop and remove are O(log n), amortised.
+    """
+
+    __slots__ = ("_gone", "entries")
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, int, EntryT]] = []
+        """``entries[0]`` is the head. Public: the queue reads it in its hot path."""
+        self._gone: set[int] = set()
+
+    def push(self, entry: tuple[int, int, EntryT]) -> None:
+        heappush(self.entries, entry)
+
+    def pop(self) -> EntryT:
+        """Remove and return the head. IndexError when empty."""
+        item = heappop(self.entries)[2]
+        if self._gone:
+            self._prune()
+        return item
+
+    def remove(self, arrival: int) -> None:
+        """Remove the entry with this arrival number, which must be present."""
+        self._gone.add(arrival)
+        self._prune()
+        if len(self._gone) > _COMPACTED_FROM and 2 * len(self._gone) > len(self.entries):
+            self.entries = [entry for entry in self.entries if entry[1] not in self._gone]
+            heapify(self.entries)
+            self._gone.clear()
+
+    def take_late(self, is_late: Callable[[EntryT], bool]) -> list[EntryT]:
+        """Remove late entries from the head until the head is not late; expedited entries that are not late stay."""
+        gone: list[EntryT] = []
+        passed: list[tuple[int, int, EntryT]] = []
+        while self.entries:
+            entry = self.entries[0]
+            if is_late(entry[2]):
+                gone.append(self.pop())
+            elif entry[0] == EXPEDITED:
+                passed.append(entry)
+                self.pop()
+            else:
+                break
+        for entry in passed:
+            self.push(entry)
+        return gone
+
+    def __iter__(self) -> Iterator[tuple[int, int, EntryT]]:
+        return (entry for entry in self.entries if entry[1] not in self._gone)
+
+    def __len__(self) -> int:
+        return len(self.entries) - len(self._gone)
+
+    def _prune(self) -> None:
+        entries, gone = self.entries, self._gone
+        while entries and entries[0][1] in gone:
+            gone.discard(heappop(entries)[1])
+
+
+class Node(Generic[ItemT]):
+    """The root, a class, a tenant in a class, or a group of a tenant: it has children, or a queue of requests.
+
+    ``spent`` is the tokens charged, divided by its weight, on the scale of its parent. ``turn`` identifies its entry in
+    the parent's ring; 0 while nothing is queued below it.
+    """
+
+    __slots__ = (
+        "children",
+        "heap",
+        "is_listed",
+        "level",
+        "name",
+        "parent",
+        "per_token",
+        "resting",
+        "ring",
+        "routes",
+        "shadows",
+        "spent",
+        "sums",
+        "turn",
+        "weight",
+    )
+
+    def __init__(self, name: str, parent: "Node[ItemT] | None", weight: float, sums: TenantSums | None = None) -> None:
+        self.name = name
+        self.parent = parent
+        self.weight = weight
+        self.per_token = 1.0 / weight
+        self.spent: float = 0.0 if parent is None else parent.level
+        self.turn = 0
+        self.ring: list[tuple[float, int, Node[ItemT]]] = []
+        """(round, turn, child) of the backlogged children; the head goes next."""
+        self.shadows = 0
+        """Outdated entries in the ring; never the head."""
+        self.level: float = 0.0
+        """As last looked up; use ``Rings.level``."""
+        self.children: dict[str, Node[ItemT]] = {}
+        self.heap: DeadlineHeap[ItemT] = DeadlineHeap()
+        if sums is not None:
+            self.sums = sums
+            """Of a tenant and its groups only: the tenant's backlog in its class."""
+        self.routes: dict[str, Node[ItemT]] | None = None
+        """Of a tenant with groups: the node of each group; the empty name is for requests without a group."""
+        self.resting: deque[Node[ItemT]] | None = None
+        """Of a class: tenants to forget once they have no backlog and no debt."""
+        self.is_listed = False
+        """Whether this tenant is in ``resting`` of its class."""
+
+
+class Rings(Generic[ItemT]):
+    """Operations on rings: enter, leave, charge, change of weight. A child of weight 1 gets ``quantum_tokens`` per
+    round."""
+
+    def __init__(self, quantum_tokens: float) -> None:
+        self._quantum = quantum_tokens
+        self._turns = 0
+
+    def wake(self, node: Node[ItemT]) -> None:
+        """Enter the parent's ring, and likewise every node above: ``node`` has a backlog now."""
+        while not node.turn and (parent := node.parent) is not None:
+            node.spent = max(node.spent, self.level(parent))
+            self._enter(node, parent)
+            node = parent
+
+    def rest(self, node: Node[ItemT]) -> None:
+        """Leave the parent's ring, and likewise every node above that becomes empty: ``node`` has no backlog now."""
+        while node.turn and (parent := node.parent) is not None:
+            node.turn = 0
+            parent.shadows += 1
+            self._settle(parent)
+            if parent.ring:
+                return
+            _begin_anew(parent, node)
+            node = parent
+
+    def serve(self, node: Node[ItemT], tokens: float) -> None:
+        """Charge ``tokens`` to the queue that was served, after its head left, and to every node above it.
+
+        Equals ``charge`` and then, if the queue is empty, ``rest``; in one pass, because every node on the path is the
+        head of its ring.
+        """
+        quantum = self._quantum
+        is_empty = not node.heap.entries
+        parent = node.parent
+        while parent is not None:
+            ring = parent.ring
+            spent = node.spent = node.spent + tokens * node.per_token
+            if is_empty:
+                heappop(ring)
+                node.turn = 0
+                if parent.shadows:
+                    self._settle(parent)
+                is_empty = not parent.ring
+                if is_empty:
+                    _begin_anew(parent, node)
+            else:
+                key = spent // quantum
+                if key != ring[0][0]:
+                    self._turns = node.turn = turn = self._turns + 1
+                    heapreplace(ring, (key, turn, node))
+                    if parent.shadows:
+                        self._settle(parent)
+            node = parent
+            parent = node.parent
+
+    def charge(self, node: Node[ItemT], tokens: float) -> None:
+        """Charge ``tokens`` (negative: refund) to ``node`` and to every node above it."""
+        while (parent := node.parent) is not None:
+            self._set_spent(node, parent, node.spent + tokens * node.per_token)
+            node = parent
+
+    def reweigh(self, node: Node[ItemT], weight: float) -> None:
+        """Change the weight of ``node``. Its debt or credit stays the same in tokens: a weight that goes up and down,
+        as those of the classes do with the backlogs of other dispatchers, neither forgives nor adds debt."""
+        parent = node.parent
+        if parent is None or weight == node.weight:
+            return
+        level = self.level(parent)
+        self._set_spent(node, parent, level + (node.spent - level) * node.weight / weight)
+        node.weight = weight
+        node.per_token = 1.0 / weight
+
+    def level(self, parent: Node[ItemT]) -> float:
+        """The least ``spent`` of a child that enters now: the start of the round being served. Looked up before any
+        change that could move the head of the ring back, so it never decreases."""
+        if parent.ring:
+            parent.level = max(parent.level, parent.ring[0][0] * self._quantum)
+        return parent.level
+
+    def _set_spent(self, node: Node[ItemT], parent: Node[ItemT], spent: float) -> None:
+        """Set ``spent``, and move ``node`` if it then belongs to another round."""
+        before, node.spent = node.spent, spent
+        if node.turn and spent // self._quantum != before // self._quantum:
+            self.level(parent)
+            self._enter(node, parent)
+            parent.shadows += 1
+            self._settle(parent)
+
+    def _enter(self, node: Node[ItemT], parent: Node[ItemT]) -> None:
+        self._turns = node.turn = turn = self._turns + 1
+        heappush(parent.ring, (node.spent // self._quantum, turn, node))
+
+    def _settle(self, parent: Node[ItemT]) -> None:
+        """Remove outdated entries from the head; all of them when they are more than half."""
+        ring = parent.ring
+        while ring and ring[0][1] != ring[0][2].turn:
+            heappop(ring)
+            parent.shadows -= 1
+        if parent.shadows > _COMPACTED_FROM and 2 * parent.shadows > len(ring):
+            parent.ring = [entry for entry in ring if entry[1] == entry[2].turn]
+            heapify(parent.ring)
+            parent.shadows = 0
+
+
+def _begin_anew(parent: Node[ItemT], last: Node[ItemT]) -> None:
+    """The ring is empty: the next child starts where the last one ended, so children that come one after another owe
+    each other nothing."""
+    parent.level = max(parent.level, last.spent)
+
 
 RESTING_TENANTS = 1_024
 """Idle tenants of a class that are kept at least, for late corrections of their cost."""
@@ -176,7 +414,6 @@ class ShareTree(BacklogStatistics[ItemT]):
         return node.routes.get(group) or node.routes[NO_GROUP]
 
     def _left(self, node: Node[ItemT], items: list[ItemT]) -> None:
-        """Account for ``items`` removed from the queue of ``node``."""
         is_leaving = False
         for item in items:
             del self._waiting[item.claim]
@@ -185,7 +422,6 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._emptied(node, is_leaving=is_leaving)
 
     def _emptied(self, node: Node[ItemT], *, is_leaving: bool) -> None:
-        """Handle the end of the backlog of ``node``."""
         self._rings.rest(node)
         self._list_resting(node)
         if is_leaving:

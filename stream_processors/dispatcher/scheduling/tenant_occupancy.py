@@ -6,30 +6,18 @@ online request, and a backlog of online requests never stops the reading of back
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 from fairlane.records import TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, backfill_paused
-from stream_processors.dispatcher.scheduling.turns import Schedulable
+from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 
-
-class Identified(Protocol):
-    """A request found by tenant and id; the claim identifies it among those of the same id."""
-
-    @property
-    def claim(self) -> Hashable: ...
-    @property
-    def tenant(self) -> str: ...
-    @property
-    def request_id(self) -> str: ...
-
-
-ItemT = TypeVar("ItemT", bound=Identified)
+ItemT = TypeVar("ItemT", bound=Schedulable)
 
 
 @dataclass(slots=True)
 class RequestIndex(Generic[ItemT]):
-    """A tenant may send an id any number of times. Every method is O(1) plus the size of its result."""
+    """Requests by tenant and id; an id may be sent any number of times. All methods are O(1) plus their result."""
 
     _by_id: dict[tuple[str, str], dict[Hashable, ItemT]] = field(default_factory=dict)
 
@@ -45,7 +33,6 @@ class RequestIndex(Generic[ItemT]):
             del self._by_id[key]
 
     def find(self, tenant: str, request_id: str) -> tuple[ItemT, ...]:
-        """All requests of this id, in the order they were added."""
         return tuple(self._by_id.get((tenant, request_id), {}).values())
 
 
@@ -68,20 +55,6 @@ class _Account:
     """Tenants with queued requests only."""
     all: _Held = field(default_factory=_Held)
 
-    def add(self, item: Schedulable) -> None:
-        held = self.by_tenant.get(item.tenant)
-        if held is None:
-            held = self.by_tenant[item.tenant] = _Held()
-        held.add(item, 1)
-        self.all.add(item, 1)
-
-    def remove(self, item: Schedulable) -> None:
-        held = self.by_tenant[item.tenant]
-        held.add(item, -1)
-        if not held.requests:
-            del self.by_tenant[item.tenant]
-        self.all.add(item, -1)
-
 
 @dataclass(slots=True)
 class TenantOccupancy:
@@ -91,11 +64,18 @@ class TenantOccupancy:
     _backfill: _Account = field(default_factory=_Account)
 
     def add(self, item: Schedulable) -> None:
-        self._of(item.is_backfill).add(item)
+        account = self._of(item.is_backfill)
+        account.all.add(item, 1)
+        account.by_tenant.setdefault(item.tenant, _Held()).add(item, 1)
 
     def remove(self, item: Schedulable) -> None:
         """Raises KeyError when nothing of its tenant and kind is queued."""
-        self._of(item.is_backfill).remove(item)
+        account = self._of(item.is_backfill)
+        held = account.by_tenant[item.tenant]
+        held.add(item, -1)
+        account.all.add(item, -1)
+        if not held.requests:
+            del account.by_tenant[item.tenant]
 
     def bounds(self, spec: TenantSpec, weight: float, all_weights: float, *, backfill: bool) -> Bounds:
         """The tenant's and the total occupancy and limits, of online requests or of backfill."""
@@ -131,7 +111,6 @@ class TenantOccupancy:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all queued requests."""
         return self._online.all.size_bytes + self._backfill.all.size_bytes
 
     def _of(self, is_backfill: bool) -> _Account:

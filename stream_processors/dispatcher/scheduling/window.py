@@ -38,13 +38,7 @@ class Amount:
 NO_WINDOW = Amount(0.0, 0.0)
 
 
-def window(
-    capacity: PoolCapacity,
-    mean_cost_tokens: float,
-    target_queue_ms: float,
-    *,
-    starting_limits: BatchLimits = STARTING_LIMITS,
-) -> Amount:
+def window(capacity: PoolCapacity, mean_cost_tokens: float, target_queue_ms: float) -> Amount:
     """The window W of a pool whose requests cost ``mean_cost_tokens`` each (0 if not known), in tokens and in items::
 
         tokens = max(2 x sum of max_batch_tokens over the live consumers, rate x target_queue_ms / 1000)
@@ -54,13 +48,13 @@ def window(
     tokens and a mean cost alone it would shrink when small requests go before large ones, and the large ones would wait
     until the pool is empty. The second terms are larger only for consumers that finish two batches in less than the
     target queue time; they would otherwise run dry while a transaction commits. A pool that never reported gets the
-    window of one consumer with ``starting_limits``, so that its first consumer finds work. A lost pool gets none: work
+    window of one consumer with ``STARTING_LIMITS``, so that its first consumer finds work. A lost pool gets none: work
     dispatched now could not be overtaken by more urgent work when the pool is back.
     """
     if capacity.state is CapacityState.LOST:
         return NO_WINDOW
     if capacity.state is CapacityState.NEVER:
-        return Amount(BATCHES_PER_CONSUMER * starting_limits.tokens, BATCHES_PER_CONSUMER * starting_limits.items)
+        return Amount(BATCHES_PER_CONSUMER * STARTING_LIMITS.tokens, BATCHES_PER_CONSUMER * STARTING_LIMITS.items)
     target_tokens = capacity.cost_tokens_per_s * target_queue_ms / 1000
     return Amount(
         max(BATCHES_PER_CONSUMER * capacity.max_batch_tokens, target_tokens),
@@ -100,14 +94,12 @@ class FleetShare:
         class_weights: for this dispatcher's own queue, all above 0. For a class without a backlog here: the weight it
             would have if a tenant of weight 1 came.
         weights_by_class: the backlogged weight of the whole fleet.
-        dispatchers: their number, this one included.
         fleet_class_weights: by which the classes share the whole pool.
     """
 
     share: float
     class_weights: Mapping[str, float]
     weights_by_class: Mapping[str, float]
-    dispatchers: int
     fleet_class_weights: Mapping[str, float]
 
     def entitled_share(self, priority_class: str, weight: float, *, waits: bool) -> float:
@@ -158,7 +150,6 @@ class Fleet:
         self._drop_silent(now_ms)
 
     def dispatchers(self, now_ms: int) -> int:
-        """The number of dispatchers, this one included."""
         self._drop_silent(now_ms)
         return 1 + len(self._heard)
 
@@ -171,7 +162,6 @@ class Fleet:
             for name, weight in heard.weights.get(pool, {}).items():
                 if name in fleet:
                     fleet[name] += weight
-        dispatchers = 1 + len(self._heard)
         sharing = sum(class_weights[name] for name, weight in fleet.items() if weight > 0)
         own_weights = {
             name: class_weights[name] * (own[name] / weight if own.get(name, 0.0) > 0 else 1.0 / (1.0 + weight))
@@ -180,8 +170,8 @@ class Fleet:
         if sharing > 0:
             share = sum(own_weights[name] for name in fleet if own.get(name, 0.0) > 0) / sharing
         else:
-            share = 1.0 / dispatchers
-        return FleetShare(min(1.0, share), own_weights, fleet, dispatchers, dict(class_weights))
+            share = 1.0 / (1 + len(self._heard))
+        return FleetShare(min(1.0, share), own_weights, fleet, dict(class_weights))
 
     def _drop_silent(self, now_ms: int) -> None:
         for instance_id in [name for name, heard in self._heard.items() if heard.at_ms < now_ms - REPORT_TTL_MS]:

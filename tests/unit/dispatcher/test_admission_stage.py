@@ -24,7 +24,7 @@ from fairlane.records import (
 )
 from fairlane_server.heartbeats import CAPACITY_TTL_MS
 from fairlane_server.kafka.transactions import OutputRecord
-from stream_processors.dispatcher.admission.quotas import Ask, Exceeded, Quota
+from stream_processors.dispatcher.admission.quotas import Charge, Exceeded, Quota
 from stream_processors.dispatcher.output.stage import Admission
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
@@ -188,13 +188,13 @@ def test_quotas_of_one_tenant_are_not_anothers(bench: Bench) -> None:
 
 def test_tenants_without_quotas_cost_no_round_trip(bench: Bench) -> None:
     class Unasked:
-        async def take(self, asks: Sequence[Ask]) -> list[Exceeded | None]:
+        async def take(self, asks: Sequence[Charge]) -> list[Exceeded | None]:
             raise AssertionError(asks)
 
-        async def give_back(self, asks: Sequence[Ask]) -> None:
+        async def give_back(self, asks: Sequence[Charge]) -> None:
             raise AssertionError(asks)
 
-        async def hand_over(self, asks: Sequence[Ask]) -> None:
+        async def hand_over(self, asks: Sequence[Charge]) -> None:
             raise AssertionError(asks)
 
     bench.charges.quotas = Unasked()

@@ -22,7 +22,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
-from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.quotas import Charge
 from tests.kit.cached_replies import after, crowd, decisions, id_of
 from tests.kit.dispatcher_bench import NOW_MS, SECRET, Bench, encoded, handed_back, request
 
@@ -124,7 +124,7 @@ def test_a_request_that_is_shed_costs_no_quota() -> None:
 
 def is_whole(bench: Bench, tokens: int) -> bool:
     """Whether acme's quota can be had to its last token."""
-    ask = Ask("acme", bench.dispatcher.registry.tenants["acme"], tokens)
+    ask = Charge("acme", bench.dispatcher.registry.tenants["acme"], tokens)
     return asyncio.run(bench.charges.quotas.take([ask])) == [None]
 
 
@@ -153,9 +153,9 @@ def test_a_refused_request_is_given_back_before_its_refusal_goes_out() -> None:
     written: list[int] = []
     give_back = bench.charges.quotas.give_back
 
-    async def watched(asks: Sequence[Ask]) -> None:
+    async def watched(charges: Sequence[Charge]) -> None:
         written.append(len(bench.decoded("replies.acme")))
-        await give_back(asks)
+        await give_back(charges)
 
     bench.charges.quotas.give_back = watched  # type: ignore[method-assign]
     bench.report(10.0, tokens=5)

@@ -21,16 +21,14 @@ from fairlane_server.retrieval.embedder import EmbedderError, FloatArray
 from fairlane_server.retrieval.store import Collection
 from stream_processors.dispatcher.response_cache.caches import (
     HOT,
-    Caches,
     QueryEmbeddings,
     decode_hits,
     decode_vector,
     encode_hits,
     encode_vector,
-    make_caches,
 )
 from stream_processors.dispatcher.response_cache.semantic_match import encode_row
-from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, DictRedis, reply, request, work
+from tests.kit.cache_kit import COLLECTION, HITS, MODEL_VERSION, Caches, DictRedis, caches_over, reply, request, work
 from tests.kit.metric_counts import counted
 
 WANTED = (RetrievalMode.HYBRID, 10)
@@ -38,12 +36,8 @@ QUERY = "Which wire goes left?"
 
 
 def make(redis: DictRedis | None, now_ms: int = 0, threshold: float = 0.9) -> Caches:
-    return make_caches(
-        RedisCache(redis, 300, timeout_s=5.0),  # type: ignore[arg-type]  # the part that is used
-        ttl_s=300,
-        semantic_threshold=threshold,
-        clock=lambda: now_ms,
-    )
+    cache = RedisCache(redis, 300, timeout_s=5.0)  # type: ignore[arg-type]  # the part that is used
+    return caches_over(cache, threshold=threshold, now_ms=now_ms)
 
 
 def run(test: Coroutine[Any, Any, None]) -> None:
@@ -238,15 +232,15 @@ def test_an_answer_that_a_consumer_stored_is_found() -> None:
         key, answer = stored_answer()
         asked = response_key("acme", request(QUERY, request_id="id-2"), MODEL_VERSION, None)
         assert asked is not None
-        assert await caches.responses.get(asked) is None
+        assert await caches.answer(asked) is None
         # What a consumer does.
         redis.stored[key.name] = seal(key, encode_answer(answer))
-        assert await caches.responses.get(asked) == answer
+        assert await caches.answer(asked) == answer
         other = response_key("globex", request(QUERY), MODEL_VERSION, None)
         assert other is not None
         redis.stored[other.name] = redis.stored[key.name]
         before = counted("response", "poisoned")
-        assert await caches.responses.get(other) is None
+        assert await caches.answer(other) is None
         assert counted("response", "poisoned") == before + 1
 
     run(test())
@@ -270,11 +264,11 @@ def test_the_answer_to_what_means_the_same_is_found() -> None:
         caches.semantic.remember(group(), vector(1, 0), key)
         await caches.redis.settle()
         assert await caches.semantic.find(group(), vector(1, 0)) is None, "not answered yet"
-        assert await caches.responses.put(key, answer)
+        assert await caches.redis.put(key, encode_answer(answer))
         found = await caches.semantic.find(group(), vector(1, 0.1))
         assert found is not None
-        assert found.answer == answer
-        assert found.similarity == pytest.approx(0.995, abs=1e-3)
+        assert found[0] == answer
+        assert found[1] == pytest.approx(0.995, abs=1e-3)
         assert await caches.semantic.find(group(), vector(1, 1)) is None, "not similar enough"
 
     run(test())
@@ -285,13 +279,13 @@ def test_an_answer_that_is_gone_leaves_the_next_similar_one() -> None:
         caches = make(DictRedis())
         gone, _ = stored_answer("Which wire is left?")
         key, answer = stored_answer()
-        assert await caches.responses.put(key, answer)
+        assert await caches.redis.put(key, encode_answer(answer))
         caches.semantic.remember(group(), vector(1, 0), gone)
         caches.semantic.remember(group(), vector(1, 0.1), key)
         await caches.redis.settle()
         found = await caches.semantic.find(group(), vector(1, 0))
         assert found is not None
-        assert found.answer == answer
+        assert found[0] == answer
 
     run(test())
 
@@ -316,7 +310,7 @@ def test_nothing_similar_of_another_tenant_is_found() -> None:
         redis = DictRedis()
         caches = make(redis)
         key, answer = stored_answer()
-        assert await caches.responses.put(key, answer)
+        assert await caches.redis.put(key, encode_answer(answer))
         caches.semantic.remember(group(), vector(1, 0), key)
         await caches.redis.settle()
         assert await caches.semantic.find(group("globex"), vector(1, 0)) is None

@@ -13,9 +13,7 @@ from fairlane.records import Cancellation, CancelRequest, InferenceReply, Retrie
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.deduplication.stage import HELD_FOR_MS
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
-from stream_processors.dispatcher.queued_request import Candidate
+from stream_processors.dispatcher.queued_request import CancelCommand, Candidate, ReceivedRecord
 from tests.kit.cached_replies import after, crowd, decisions, id_of
 from tests.kit.deduplication_doubles import away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, SECRET, Bench, encoded, handed_back, request

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from fairlane.records import InferenceRequest, RequestInput, Retrieval, WorkItem
-from stream_processors.dispatcher.intake.context_tokens import ContextTokens
+from stream_processors.dispatcher.scheduling.cost import ContextTokens
 from stream_processors.dispatcher.scheduling.fair_queue import make_fair_queue
 from tests.kit.dispatcher_bench import Bench, encoded, request
 from tests.kit.fake_passages import collection, hit

@@ -1,24 +1,26 @@
 """Repeated request ids whose firsts cannot be looked up, are not answered yet, or come in a flood."""
 
 import asyncio
-from dataclasses import replace
 from typing import cast
 
 import pytest
 
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec, UsageEvent
-from stream_processors.dispatcher.deduplication.recent_results import RecentResult, RecentResults
+from stream_processors.dispatcher.deduplication.duplicates import (
+    Duplicate,
+    DuplicateQueues,
+    RecentResult,
+    RecentResults,
+)
 from stream_processors.dispatcher.deduplication.stage import (
     HELD_FOR_MS,
     ReplyGoneError,
     ReplyUnknownError,
 )
-from stream_processors.dispatcher.deduplication.waiting_duplicates import Duplicate, DuplicateBounds, DuplicateQueues
 from stream_processors.dispatcher.feedback.work_records import WorkSeen
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
-from stream_processors.dispatcher.queued_request import Candidate
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, Settled, WorkId
+from stream_processors.dispatcher.queued_request import Candidate, ReceivedRecord
+from stream_processors.dispatcher.scheduling.in_flight import Dispatched, SettledWork, WorkId
 from tests.kit.deduplication_doubles import FIRST, Find, away, finds, later, repeated
 from tests.kit.dispatcher_bench import NOW_MS, Bench, encoded, request
 
@@ -155,7 +157,7 @@ def test_a_retry_of_what_a_consumer_refused_is_run_without_any_archive(find: Fin
     bench.run(encoded(1))
     (work,) = bench.decoded("priority.pool.normal")
     assert work.source == SourceCoordinate("requests.acme", 0, 0)
-    assert bench.dispatcher.response_cache.recent_results.of("acme", request(1).request_id) is None
+    assert bench.dispatcher.response_cache.recent_results.get(("acme", request(1).request_id)) is None
 
 
 def test_what_was_handed_back_did_not_end() -> None:
@@ -177,14 +179,18 @@ def test_a_repeat_of_what_was_answered_is_dropped_when_the_answer_cannot_be_look
 
 
 def test_so_many_ends_are_known() -> None:
-    ends = RecentResults(max_known=2)
+    ends = RecentResults(2)
     place = WorkId("priority.pool.normal", 0, 1)
     for number in range(3):
         source = SourceCoordinate("requests.acme", 0, number)
         work = SourceCoordinate(*place)
         usage = UsageEvent(str(number), "acme", "pool", "words", "1", "normal", "ok", None, 1, 1, 0, 3, 1, 1, work)
-        ends.note(Settled(place, "pool", "acme", 3, source, None, usage))
-    assert [ends.of("acme", str(number)) for number in range(3)] == [None, RecentResult.ANSWERED, RecentResult.ANSWERED]
+        ends.note(SettledWork(source, None, usage))
+    assert [ends.get(("acme", str(number))) for number in range(3)] == [
+        None,
+        RecentResult.ANSWERED,
+        RecentResult.ANSWERED,
+    ]
 
 
 # Floods
@@ -227,7 +233,7 @@ def test_a_flood_of_repeats_costs_nobody_else_a_reply() -> None:
 def test_backfill_of_a_tenant_with_many_repeats_pauses() -> None:
     bench = repeated(1, 2)
     bench.assign("backfill.acme")
-    bench.dispatcher.deduplication = replace(bench.dispatcher.deduplication, bounds=DuplicateBounds(tenant_items=4))
+    bench.dispatcher.deduplication.queues.most_per_tenant = 4
     bench.run(encoded(1), encoded(2))
     assert {partition.topic for partition in bench.dispatcher.paused_backfill()} == {"backfill.acme"}
     later(bench, HELD_FOR_MS)
@@ -247,7 +253,7 @@ def tenant_of(repeat: Duplicate | None) -> str | None:
 
 
 def test_tenants_take_turns(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds())
+    lines = DuplicateQueues()
     for tenant in ("acme", "acme", "acme", "other", "other"):
         assert not lines.put(repeat(bench, tenant))
     taken = [tenant_of(lines.take(NOW_MS)) for _ in range(6)]
@@ -256,7 +262,7 @@ def test_tenants_take_turns(bench: Bench) -> None:
 
 
 def test_one_that_is_not_due_holds_up_nobody(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds())
+    lines = DuplicateQueues()
     late, due = repeat(bench, "acme", due_ms=NOW_MS + 5), repeat(bench, "acme", due_ms=NOW_MS)
     lines.put(late)
     lines.put(due)
@@ -267,12 +273,12 @@ def test_one_that_is_not_due_holds_up_nobody(bench: Bench) -> None:
 
 
 def test_when_all_is_full_the_line_that_holds_most_gives_way(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds(items=4))
+    lines = DuplicateQueues(most=4)
     flood = [repeat(bench, "acme") for _ in range(4)]
     for one in flood:
         assert not lines.put(one)
     assert lines.put(repeat(bench, "other")) == [flood[-1]]
-    lines = DuplicateQueues(DuplicateBounds(bytes=10_000))
+    lines = DuplicateQueues(most_bytes=10_000)
     large = [repeat(bench, "acme", size=4_000), repeat(bench, "acme", size=4_000)]
     for one in large:
         assert not lines.put(one)
@@ -280,7 +286,7 @@ def test_when_all_is_full_the_line_that_holds_most_gives_way(bench: Bench) -> No
 
 
 def test_a_line_is_bounded_by_itself(bench: Bench) -> None:
-    lines = DuplicateQueues(DuplicateBounds(tenant_items=2))
+    lines = DuplicateQueues(most_per_tenant=2)
     first, second, third = (repeat(bench, "acme") for _ in range(3))
     assert [lines.put(one) for one in (first, second, third)] == [[], [], [third]]
     assert lines.crowded() == {"acme"}

@@ -43,7 +43,6 @@ def test_small_requests_before_it_do_not_shrink_the_window_of_a_large_one() -> N
 def test_a_pool_that_never_reported_gets_the_window_of_one_consumer() -> None:
     never = PoolCapacity()
     assert window(never, 100, TARGET_QUEUE_MS) == Amount(2 * STARTING_LIMITS.tokens, 2 * STARTING_LIMITS.items)
-    assert window(never, 10, TARGET_QUEUE_MS, starting_limits=BatchLimits(4, 1_000)) == Amount(2_000, 8)
 
 
 def test_a_lost_pool_gets_none() -> None:

@@ -9,11 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from fairlane.records import TenantGroup
-from stream_processors.dispatcher.scheduling.backlog_statistics import Backlog
+from stream_processors.dispatcher.scheduling.backlog_statistics import Backlog, Share
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
-from stream_processors.dispatcher.scheduling.share_node import Node
-from stream_processors.dispatcher.scheduling.share_tree import ShareTree
-from stream_processors.dispatcher.scheduling.shares import Share
+from stream_processors.dispatcher.scheduling.share_tree import Node, ShareTree
 from tests.kit.fair_queue_watch import Request, never
 
 POLICIES: tuple[Policy, ...] = get_args(Policy)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import TenantGroup
+from stream_processors.dispatcher.scheduling.backlog_statistics import Share
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from stream_processors.dispatcher.scheduling.shares import Share
 from tests.kit.fair_queue_watch import Watch
 
 MAX_COST = 40

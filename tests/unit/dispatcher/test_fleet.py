@@ -86,7 +86,6 @@ def test_alone_it_has_the_window_and_its_own_class_weights(own: Backlog) -> None
     share = Fleet("d0").share(POOL, own, WEIGHTS, 0)
     assert share.share == 1.0
     assert share.class_weights == WEIGHTS
-    assert share.dispatchers == 1
 
 
 def test_two_dispatchers_share_by_weight() -> None:

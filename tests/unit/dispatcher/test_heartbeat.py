@@ -6,8 +6,15 @@ import pytest
 
 from fairlane.records import ClassLoad, PoolLoad, ShedCount, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
-from stream_processors.dispatcher.output.heartbeat_report import MAX_TENANTS, pool_loads, report, tenant_loads
-from stream_processors.dispatcher.output.tenant_stats import QUIET_AFTER_MS, WAITS_LAST_MS, TenantStats
+from stream_processors.dispatcher.output.heartbeat_report import (
+    MAX_TENANTS,
+    QUIET_AFTER_MS,
+    WAITS_LAST_MS,
+    TenantStats,
+    pool_loads,
+    report,
+    tenant_loads,
+)
 from stream_processors.dispatcher.scheduling.backlog_statistics import Backlog
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue
 from stream_processors.dispatcher.scheduling.window import Fleet

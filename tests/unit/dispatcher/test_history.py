@@ -9,7 +9,8 @@ import pytest
 from fairlane.outcomes import Degradation, HistoryReason
 from fairlane.records import HistoryUse, Message, Parameters, RequestInput, Retrieval, WorkItem
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
+from stream_processors.dispatcher.enrichment.context import ReadHistory
+from stream_processors.dispatcher.enrichment.history import HistoryReader
 from tests.kit.dispatcher_bench import MODEL, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
 from tests.kit.fake_turns import FakeTurns, turn, turn_id

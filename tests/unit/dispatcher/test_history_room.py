@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fairlane.records import Message
 from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, turn_tokens
 from fairlane_server.text import reserved_tokens
-from stream_processors.dispatcher.enrichment.prompt_room import (
+from stream_processors.dispatcher.enrichment.context import (
     CUT,
     MAX_HISTORY_TOKENS,
     bounded_history,

@@ -12,10 +12,10 @@ from fairlane_server.circuit_breaker import BreakerPolicy
 from stream_processors.dispatcher.enrichment.concurrency_limiter import (
     FairConcurrencyLimiter,
     NoPermitError,
-    Permit,
     Urgency,
 )
-from stream_processors.dispatcher.enrichment.history import HistoryReader, ReadHistory
+from stream_processors.dispatcher.enrichment.context import ReadHistory
+from stream_processors.dispatcher.enrichment.history import HistoryReader
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.fake_passages import collection
 from tests.kit.fake_turns import FakeTurns, turn, turn_id
@@ -198,7 +198,8 @@ def test_it_asks_in_the_place_that_its_own_search_holds() -> None:
 def test_a_place_is_shared_given_back_and_taken_again() -> None:
     async def run() -> None:
         limiter = FairConcurrencyLimiter(1, 1)
-        place = Permit(limiter, limiter.ticket("acme", Urgency.TURN_NORMAL), questions=2)
+        place = limiter.permit("acme", Urgency.TURN_NORMAL)
+        place.queries = 2
         now_s = asyncio.get_running_loop().time()
         async with place.asking(now_s):
             pass
@@ -206,7 +207,7 @@ def test_a_place_is_shared_given_back_and_taken_again() -> None:
         async with place.asking(now_s), place.asking(now_s):
             assert len(limiter) == 1
         assert len(limiter) == 0
-        other = limiter.ticket("globex", Urgency.WAITS)
+        other = limiter.permit("globex", Urgency.WAITS)
         with pytest.raises(NoPermitError):
             async with place.asking(now_s + 0.01):
                 pass
@@ -218,8 +219,8 @@ def test_a_place_is_shared_given_back_and_taken_again() -> None:
         assert len(limiter) == 0
         async with place.asking(now_s + 60):
             assert len(limiter) == 1
-            place.give_back()
-            place.give_back()
+            limiter.leave(place)
+            limiter.leave(place)
             assert len(limiter) == 0
         assert len(limiter) == 0
 

@@ -21,9 +21,8 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutputRecord
-from stream_processors.dispatcher.intake.cancel_command import CancelCommand
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.queued_request import QueuedRequest
+from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, request
 from tests.kit.intake_records import RETURNED, work_item
 

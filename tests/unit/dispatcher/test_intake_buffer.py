@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fairlane.ownership import Claim, PartitionId
 from fairlane_server.kafka.transactions import TransactionLoop
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 
 KIB = 1024
 

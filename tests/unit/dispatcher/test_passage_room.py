@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import InferenceRequest, Message, ModelVersion, Parameters, RequestInput
-from stream_processors.dispatcher.enrichment.prompt_room import MAX_QUERY_CHARS, query_text, room_tokens, that_fit
+from stream_processors.dispatcher.enrichment.context import MAX_QUERY_CHARS, query_text, room_tokens, that_fit
 from tests.kit.fake_passages import hit
 
 MODEL = ModelVersion("words", "1", "generate", "torch", ("generate",), "words", 2_048, 512, 8, 4_096)

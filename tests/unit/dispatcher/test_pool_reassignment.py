@@ -10,7 +10,7 @@ import pytest
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
-from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.quotas import Charge
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.registry import Registry, reassigns_pools
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, handed_back, request
@@ -75,7 +75,7 @@ def test_what_moves_is_not_judged_again_and_costs_no_quota_twice() -> None:
     assert [event.decision for event in bench.audit()].count(Decision.ACCEPTED) == 2
     bench.register([replace(ACME, tokens_per_day=39)], [])
     assert len(answers(bench)) == 2
-    ask = Ask("acme", bench.dispatcher.registry.tenants["acme"], 27)
+    ask = Charge("acme", bench.dispatcher.registry.tenants["acme"], 27)
     assert asyncio.run(bench.charges.quotas.take([ask])) != [None]
     assert asyncio.run(bench.charges.quotas.take([replace(ask, tokens=26)])) == [None], "what it was asked for"
 

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import TenantSpec
-from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
 from stream_processors.dispatcher.admission.quota_charges import BackfillDebts
-from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.quotas import Charge, LocalQuotas
 from tests.kit.dispatcher_bench import PARTITION, Bench, encoded, request
 
 BACKFILL = PartitionId("backfill.acme", 0)
@@ -154,7 +153,7 @@ def test_a_tenant_is_remembered_while_it_owes(steps: list[tuple[str, str, Claim,
     debts, owed = BackfillDebts(), set[tuple[str, Claim]]()
     for what, tenant, claim, number in steps:
         if what == "owe":
-            debts.owe(claim, Ask(tenant, TenantSpec(tenant), number), number)
+            debts.owe(claim, Charge(tenant, TenantSpec(tenant), number), number)
             owed.add((tenant, claim))
         elif what == "settle":
             assert debts.settle(tenant, claim) == ((tenant, claim) in owed)

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from fairlane.records import TenantSpec
 from fairlane_server.token_bucket import LONGEST_WAIT_MS
-from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
 from stream_processors.dispatcher.admission.quotas import (
-    Ask,
     Bucket,
+    Charge,
     Exceeded,
+    LocalQuotas,
     Quota,
     QuotaBook,
     buckets_of,
@@ -23,8 +23,8 @@ START_MS = 1_700_000_000_000
 DAY_MS = 86_400_000
 
 
-def ask(spec: TenantSpec, tokens: int = 1) -> Ask:
-    return Ask(spec.tenant, spec, tokens)
+def ask(spec: TenantSpec, tokens: int = 1) -> Charge:
+    return Charge(spec.tenant, spec, tokens)
 
 
 def take(book: QuotaBook, spec: TenantSpec, tokens: int, now_ms: int, share: float = 1.0) -> Exceeded | None:
@@ -171,7 +171,7 @@ def test_no_interval_gets_more_than_rate_and_burst(spec: TenantSpec, asks: list[
     """Granted in any interval <= rate x its length + burst; a share lets the largest ask stand for its burst."""
     book, now_ms = QuotaBook(), START_MS
     buckets = buckets_of(spec, share)
-    granted: list[tuple[int, Ask]] = []
+    granted: list[tuple[int, Charge]] = []
     for passed_ms, tokens in asks:
         now_ms += passed_ms
         if book.take(ask(spec, tokens), buckets, now_ms) is None:

@@ -23,9 +23,8 @@ from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from fairlane_server.topics.families import load_families
 from stream_processors.dispatcher.enrichment.context import refusal_of
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
-from stream_processors.dispatcher.queued_request import QueuedRequest
-from stream_processors.dispatcher.scheduling.turns import Turn, View
+from stream_processors.dispatcher.queued_request import QueuedRequest, ReceivedRecord
+from stream_processors.dispatcher.scheduling.scheduler import Turn, View
 from tests.kit.dispatcher_bench import NOW_MS, PARTITION, Bench, encoded, handed_back, request
 
 

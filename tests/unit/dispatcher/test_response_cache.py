@@ -17,7 +17,7 @@ from fairlane.records import (
     TokenUsage,
 )
 from fairlane_server.caching.responses import response_key
-from stream_processors.dispatcher.deduplication.recent_results import RecentResult
+from stream_processors.dispatcher.deduplication.duplicates import RecentResult
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, PARTITION, Bench
 from tests.kit.earlier_answers_kit import (
     ANSWER,
@@ -134,9 +134,9 @@ def test_an_id_that_is_sent_again_is_known_to_be_answered_or_under_way() -> None
     keep(bench)
     bench.run(bytes_of(asking(1)))
     results = bench.dispatcher.response_cache.recent_results
-    assert results.of("acme", asking(1).request_id) is None
+    assert results.get(("acme", asking(1).request_id)) is None
     bench.commit()
-    assert results.of("acme", asking(1).request_id) is RecentResult.ANSWERED
+    assert results.get(("acme", asking(1).request_id)) is RecentResult.ANSWERED
 
     waiting = Bench()
     waiting.kept.hangs = asyncio.Event()

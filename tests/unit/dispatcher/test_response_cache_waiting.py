@@ -229,7 +229,7 @@ def test_a_tenant_has_a_quarter_of_every_bound(bound: str) -> None:
         await until(bench, lambda: not answers)
         await answers.close()
         assert answers._total_bytes == 0
-        assert (answers._held, answers._bytes, answers._by_id) == ({}, {}, {})
+        assert (answers._held, answers._bytes, answers._ids._by_id) == ({}, {}, {})
 
     asyncio.run(run())
     assert len(work(bench)) == 4

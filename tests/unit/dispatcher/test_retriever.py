@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from typing import cast
 
 import pytest
 
@@ -12,9 +13,10 @@ from fairlane.records import Retrieval, RetrievalUse
 from fairlane_server.retrieval.embedder import EmbedderError, OpenQueryEmbedder
 from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
 from fairlane_server.store_error import StoreError
-from stream_processors.dispatcher.enrichment.lazy_embedder import LazyEmbedder
-from stream_processors.dispatcher.enrichment.retriever import NO_MODE, Retrieved, Retriever
-from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
+from stream_processors.dispatcher.enrichment.background_embedder import BackgroundEmbedder
+from stream_processors.dispatcher.enrichment.context import NO_MODE, Retrieved
+from stream_processors.dispatcher.enrichment.retriever import Retriever
+from stream_processors.dispatcher.response_cache.caches import PassageCache, QueryEmbeddings
 from tests.kit.fake_passages import FakeEmbedder, FakePassages, FakeRetrievalCache, collection, hit
 from tests.kit.waiting import PATIENCE_S
 
@@ -44,7 +46,9 @@ class Desk:
         self.store.add(collection())
         self.store.nearest = (hit("a"), hit("b"), hit("c"))
         self.store.matching = (hit("c"),)
-        self.retriever = Retriever(self.store, QueryEmbeddings(self.embedder), lambda: self.now_ms, self.cache)
+        self.retriever = Retriever(
+            self.store, QueryEmbeddings(self.embedder), lambda: self.now_ms, cast("PassageCache", self.cache)
+        )
 
     def ask(self, wanted: Retrieval = WANTED, query: str = QUERY, tenant: str = "acme") -> Retrieved:
         slow = self.store.hangs or self.store.hangs_once or self.store.late or self.embedder.hangs
@@ -256,7 +260,7 @@ def test_an_embedder_that_cannot_be_loaded_is_tried_again_and_refuses_with_the_r
             with pytest.raises(EmbedderError, match="no such folder"):
                 _ = lazy.name
 
-    lazy = LazyEmbedder(load, reported, Backoff(first_s=0.001, longest_s=0.001))
+    lazy = BackgroundEmbedder(load, reported, Backoff(first_s=0.001, longest_s=0.001))
     desk.retriever.vectors = QueryEmbeddings(lazy)
     assert desk.ask().use.reason == RetrievalReason.EMBEDDER_FAILED
     asyncio.run(lazy.load())

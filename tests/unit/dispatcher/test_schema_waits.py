@@ -14,8 +14,8 @@ from fairlane.outcomes import Decision
 from fairlane.ownership import Claim, PartitionId
 from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import RegistryError
-from stream_processors.dispatcher.intake.received_record import ReceivedRecord
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
+from stream_processors.dispatcher.queued_request import ReceivedRecord
 from tests.kit.dispatcher_bench import Bench, encoded
 from tests.kit.waiting import eventually
 

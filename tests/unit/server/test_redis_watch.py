@@ -12,8 +12,7 @@ from fairlane.backoff import Backoff
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.redis import availability
 from fairlane_server.redis.availability import RedisAvailability
-from stream_processors.dispatcher.admission.local_quotas import LocalQuotas
-from stream_processors.dispatcher.admission.quotas import Ask
+from stream_processors.dispatcher.admission.quotas import Charge, LocalQuotas
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.deduplication.accepted_ids import RedisAcceptedIds
 from tests.kit.waiting import eventually_async
@@ -23,7 +22,7 @@ NEVER = Backoff(first_s=3_600, longest_s=3_600)
 HERE = SourceCoordinate("requests.acme", 0, 7)
 THERE = SourceCoordinate("requests.acme", 0, 3)
 SPEC = TenantSpec("acme", tokens_per_day=100)
-ASK = Ask("acme", SPEC, 10)
+ASK = Charge("acme", SPEC, 10)
 
 
 class FakeRedis:

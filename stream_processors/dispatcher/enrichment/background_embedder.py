@@ -13,10 +13,7 @@ log = get_logger(__name__)
 RETRIES = Backoff(first_s=1.0, longest_s=60.0)
 
 
-def _ignore(_reason: str | None) -> None: ...
-
-
-class LazyEmbedder:
+class BackgroundEmbedder:
     """Until it is loaded, every use raises EmbedderError with the reason: requests are then answered without passages.
 
     Args:
@@ -28,7 +25,7 @@ class LazyEmbedder:
     def __init__(
         self,
         make: Callable[[], OpenQueryEmbedder],
-        on_problem: Callable[[str | None], None] = _ignore,
+        on_problem: Callable[[str | None], None],
         retries: Backoff = RETRIES,
     ) -> None:
         self._make = make
@@ -66,7 +63,6 @@ class LazyEmbedder:
         return await self._embedder.embed_query(text)
 
     async def aclose(self) -> None:
-        """Close the embedder, if loaded."""
         if self._loaded is not None:
             await self._loaded.aclose()
 

@@ -1,23 +1,20 @@
-"""Duplicates awaiting look-up, in one queue per tenant. Pure."""
+"""Duplicates awaiting look-up, in one queue per tenant, and the recent results of requests. Pure."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from enum import Enum, auto
 
+from cachetools import LRUCache
+
+from fairlane.names import is_returned
+from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
+from stream_processors.dispatcher.scheduling.in_flight import SettledWork
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex
 
 _CROWDED_PART = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class DuplicateBounds:
-    """Most waiting duplicates per tenant and in total, and most bytes of their records in total."""
-
-    tenant_items: int = 1_000
-    items: int = 10_000
-    bytes: int = 64 * 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -43,16 +40,18 @@ class _Queue:
     bytes: int = 0
 
 
+@dataclass(slots=True)
 class DuplicateQueues:
     """Tenants take turns; within a tenant the earliest due duplicate goes first. When full, the newest of the tenant
     that holds most is evicted, so a flood evicts only its own."""
 
-    def __init__(self, bounds: DuplicateBounds) -> None:
-        self._bounds = bounds
-        self._queues: OrderedDict[str, _Queue] = OrderedDict()
-        self._ids: RequestIndex[QueuedRequest] = RequestIndex()
-        self._items = 0
-        self._bytes = 0
+    most_per_tenant: int = 1_000
+    most: int = 10_000
+    most_bytes: int = 64 * 1024 * 1024
+    _queues: OrderedDict[str, _Queue] = field(default_factory=OrderedDict)
+    _ids: RequestIndex[QueuedRequest] = field(default_factory=RequestIndex)
+    _items: int = 0
+    _bytes: int = 0
 
     def __len__(self) -> int:
         return self._items
@@ -74,17 +73,16 @@ class DuplicateQueues:
         self._items += 1
         self._bytes += duplicate.queued.size_bytes
         pushed_out = []
-        if len(queue.items) > self._bounds.tenant_items:
+        if len(queue.items) > self.most_per_tenant:
             pushed_out.append(duplicate)
             self.remove(duplicate)
-        while self._items > self._bounds.items or self._bytes > self._bounds.bytes:
+        while self._items > self.most or self._bytes > self.most_bytes:
             last = next(reversed(max(self._queues.values(), key=self._part).items.values()))
             pushed_out.append(last)
             self.remove(last)
         return pushed_out
 
     def find(self, tenant: str, request_id: str) -> tuple[QueuedRequest, ...]:
-        """The waiting requests of this id."""
         return self._ids.find(tenant, request_id)
 
     def take(self, now_ms: int) -> Duplicate | None:
@@ -98,18 +96,15 @@ class DuplicateQueues:
         return None
 
     def take_older(self, since_ms: int) -> list[Duplicate]:
-        """Remove and return those waiting since ``since_ms`` or earlier."""
         return self.take_where(lambda duplicate: duplicate.since_ms <= since_ms)
 
     def take_where(self, condition: Callable[[Duplicate], bool]) -> list[Duplicate]:
-        """Remove and return those that satisfy the condition."""
         taken = [duplicate for duplicate in self if condition(duplicate)]
         for duplicate in taken:
             self.remove(duplicate)
         return taken
 
     def remove(self, duplicate: Duplicate) -> None:
-        """Remove this duplicate."""
         tenant = duplicate.queued.tenant
         queue = self._queues[tenant]
         del queue.items[id(duplicate)]
@@ -122,8 +117,35 @@ class DuplicateQueues:
 
     def crowded(self) -> set[str]:
         """Tenants that hold at least half of their bound."""
-        bound = _CROWDED_PART * min(self._bounds.tenant_items, self._bounds.items)
+        bound = _CROWDED_PART * min(self.most_per_tenant, self.most)
         return {tenant for tenant, queue in self._queues.items() if len(queue.items) >= bound}
 
     def _part(self, queue: _Queue) -> float:
-        return max(len(queue.items) / self._bounds.items, queue.bytes / self._bounds.bytes)
+        return max(len(queue.items) / self.most, queue.bytes / self.most_bytes)
+
+
+class RecentResult(Enum):
+    """The outcome of a request."""
+
+    ANSWERED = auto()
+    REFUSED_FOR_NOW = auto()
+    """Rejected with a code after which the sender may retry."""
+
+
+class RecentResults(LRUCache[tuple[str, str], RecentResult]):
+    """The latest outcomes by tenant and request id, for duplicates whose reply cannot be looked up."""
+
+    def __init__(self, maxsize: int = 20_000) -> None:
+        super().__init__(maxsize)
+
+    def note(self, settled: SettledWork) -> None:
+        """Record the outcome of settled work. A requeued item settles as OVERLOADED although its request goes on, so
+        that code counts only for an item read from a requeue topic, which consumers do not requeue again."""
+        usage = settled.usage
+        if usage is None:
+            return
+        is_refused = usage.code == Code.OVERLOADED
+        if is_refused and not is_returned(settled.source.topic):
+            return
+        result = RecentResult.REFUSED_FOR_NOW if is_refused else RecentResult.ANSWERED
+        self[usage.tenant, usage.request_id] = result

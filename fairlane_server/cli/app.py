@@ -11,14 +11,13 @@ from fairlane.schema_registry import RegistryError
 from fairlane.yaml_config import ConfigError
 from fairlane_server.cli import (
     collections,
+    control,
     conversations,
     db,
     dlq,
     explain,
     keys,
-    models,
     schemas,
-    tenants,
     top,
     topics,
     users,
@@ -37,8 +36,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topics.app, name="topics")
-app.add_typer(tenants.app, name="tenants")
-app.add_typer(models.app, name="models")
+app.add_typer(control.tenants, name="tenants")
+app.add_typer(control.models, name="models")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")

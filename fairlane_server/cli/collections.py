@@ -1,10 +1,8 @@
 """``fairlane collections``: a tenant's documents, that requests of its are answered from."""
 
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +10,9 @@ import typer
 from fairlane_server.cli.output import (
     FAILURE,
     AsJson,
+    DryRun,
+    Tenant,
     Yes,
-    checked_tenant,
     confirm,
     fail,
     printable,
@@ -25,7 +24,7 @@ from fairlane_server.cli.output import (
     utc,
     warn,
 )
-from fairlane_server.cli.progress import progress_bar
+from fairlane_server.cli.progress import interruptible, progress_bar
 from fairlane_server.retrieval.extra import require_extra
 
 if TYPE_CHECKING:
@@ -34,9 +33,6 @@ if TYPE_CHECKING:
     from fairlane_server.retrieval.store import Collection
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the collection.", show_default=False)]
-Tenant = Annotated[
-    str, typer.Option("--tenant", metavar="TENANT", help="Whose collection it is.", callback=checked_tenant)
-]
 
 
 @contextmanager
@@ -56,7 +52,6 @@ Paths = Annotated[
     typer.Argument(metavar="PATH...", help="Files, folders (read recursively) and quoted globs.", show_default=False),
 ]
 Prune = Annotated[bool, typer.Option("--prune", help="Remove the documents whose files are not in the folder.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", min=16, max=8_192, help="Most tokens of a passage.")]
 OverlapTokens = Annotated[
     int, typer.Option(metavar="N", min=0, help="Most tokens that a passage repeats of the one before it.")
@@ -97,7 +92,7 @@ def ingest_command(
         if dry_run:
             _show_plan(plan, as_json=as_json)
             return FAILURE if plan.failures else 0
-        with _interruptible() as stop, progress_bar("ingesting", len(plan.due), as_json=as_json) as advance:
+        with interruptible() as stop, progress_bar("ingesting", len(plan.due), as_json=as_json) as advance:
             report = ingestion.run(plan, progress=advance, stop=stop)
     _show_report(report, as_json=as_json)
     return FAILURE if report.failures or report.stopped else 0
@@ -113,26 +108,6 @@ def _options(max_tokens: int, overlap_tokens: int, max_file_mb: int) -> "IngestO
     except ValueError as error:
         fail(f"--{str(error).replace('_', '-', 1)}")
     return IngestOptions(chunking, DocumentLimits(max_file_bytes=max_file_mb * 1_000_000))
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether to stop. The first Ctrl-C or SIGTERM stops after the current batch; a
-    second one ends the command."""
-    asked = False
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _show_plan(plan: "Plan", *, as_json: bool) -> None:

@@ -13,7 +13,7 @@ from fairlane_server.api_keys.api_key import Role, Scope
 from fairlane_server.cli.output import (
     AsJson,
     OneTenant,
-    checked_tenant,
+    Tenant,
     fail,
     printable,
     say,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _LONGEST_MS = 3_660 * 86_400_000
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Of the key: 16 digits and letters.", show_default=False)]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose key it is.", callback=checked_tenant)]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for.", show_default=False)]
 OfRole = Annotated[Role, typer.Option("--role", help="What it may do.")]
 Scopes = Annotated[

@@ -43,6 +43,10 @@ ReplicationFactor = Annotated[
 OneTenant = Annotated[
     str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.", callback=checked_tenant)
 ]
+Tenant = Annotated[
+    str, typer.Option("--tenant", metavar="TENANT", help="The tenant to act for.", callback=checked_tenant)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Force = Annotated[bool, typer.Option("--force", help="Apply although the plan holds an error.")]

@@ -7,12 +7,11 @@ import typer
 
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.cli.keys import opened
-from fairlane_server.cli.output import AsJson, OneTenant, checked_tenant, printable, show, show_list
+from fairlane_server.cli.output import AsJson, OneTenant, Tenant, printable, show, show_list
 
 Subject = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="`sub` of the tokens of this user.", show_default=False)
 ]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose user it is.", callback=checked_tenant)]
 OfRole = Annotated[Role, typer.Option("--role", help="What the user may do, whatever the tokens say.")]
 Disabled = Annotated[bool, typer.Option("--disabled", help="Refuse the user's tokens and keys.")]
 

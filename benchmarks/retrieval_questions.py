@@ -25,8 +25,8 @@ from fairlane.models import load_models
 from fairlane.outcomes import Task
 from fairlane.records import Parameters, RequestInput
 from fairlane_server.retrieval.chunking import Chunker, Chunking
-from fairlane_server.retrieval.documents.document import ParsedDocument
 from fairlane_server.retrieval.embedder import Embedder, FloatArray
+from fairlane_server.retrieval.parsers import ParsedDocument
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import NewDocument, NewPassage
 from inference_consumers.engines.protocol import Engine, EngineItem, Success, run_batch

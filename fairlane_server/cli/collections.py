@@ -25,11 +25,12 @@ from fairlane_server.cli.output import (
     warn,
 )
 from fairlane_server.cli.progress import interruptible, progress_bar
-from fairlane_server.retrieval.extra import require_extra
+from fairlane_server.retrieval import require_extra
 
 if TYPE_CHECKING:
     from fairlane_server.retrieval.collections import Collections
-    from fairlane_server.retrieval.ingestion import Failure, IngestOptions, IngestReport, Plan
+    from fairlane_server.retrieval.ingestion import IngestOptions, IngestReport, Plan
+    from fairlane_server.retrieval.sources import SkippedFile
     from fairlane_server.retrieval.store import Collection
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the collection.", show_default=False)]
@@ -100,8 +101,8 @@ def ingest_command(
 
 def _options(max_tokens: int, overlap_tokens: int, max_file_mb: int) -> "IngestOptions":
     from fairlane_server.retrieval.chunking import Chunking
-    from fairlane_server.retrieval.documents import DocumentLimits
     from fairlane_server.retrieval.ingestion import IngestOptions
+    from fairlane_server.retrieval.parsers import DocumentLimits
 
     try:
         chunking = Chunking(max_tokens, overlap_tokens)
@@ -162,7 +163,7 @@ def _say_each(what: str, sources: Sequence[str]) -> None:
         say(f"{what}: and {more:,} more (--json names them)")
 
 
-def _warn_of(failures: "Sequence[Failure]") -> None:
+def _warn_of(failures: "Sequence[SkippedFile]") -> None:
     for failure in failures[:_MOST_SHOWN]:
         warn(f"{printable(failure.source)}: {printable(failure.reason)}")
     if (more := len(failures) - _MOST_SHOWN) > 0:

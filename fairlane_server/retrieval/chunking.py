@@ -9,7 +9,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from semantic_text_splitter import TextSplitter
 
-from fairlane_server.retrieval.documents.document import ParsedDocument
+from fairlane_server.retrieval.parsers import ParsedDocument
 from fairlane_server.retrieval.store import NewPassage
 from fairlane_server.text import CHARACTERS_OF_A_TOKEN, estimated_tokens
 

@@ -7,9 +7,83 @@ only the text layer is read: a scanned page has none.
 import codecs
 import re
 import warnings
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from io import BytesIO
+from pathlib import PurePath
 
-from fairlane_server.retrieval.documents.document import DocumentLimits, ParsedDocument, UnreadableError, check_length
+PARSER_REVISION = 2
+"""Raised with every change of a parser or of chunking that makes other passages of the same file."""
+
+
+MOST_TITLE_CHARACTERS = 500
+
+
+class DocumentFormat(StrEnum):
+    """File format, by suffix."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    PDF = "pdf"
+
+
+_FORMATS = {
+    ".txt": DocumentFormat.TEXT,
+    ".text": DocumentFormat.TEXT,
+    ".rst": DocumentFormat.TEXT,
+    ".md": DocumentFormat.MARKDOWN,
+    ".markdown": DocumentFormat.MARKDOWN,
+    ".html": DocumentFormat.HTML,
+    ".htm": DocumentFormat.HTML,
+    ".xhtml": DocumentFormat.HTML,
+    ".pdf": DocumentFormat.PDF,
+}
+SUFFIXES = tuple(_FORMATS)
+
+
+def format_of(path: PurePath) -> DocumentFormat | None:
+    """The format of a suffix, in upper or lower case; None if unknown."""
+    return _FORMATS.get(path.suffix.lower())
+
+
+class UnreadableError(Exception):
+    """Error of a parser: the reason in one line, without text of the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentLimits:
+    """Bounds on one document. A file above ``max_file_bytes`` is not read; ``max_parse_s`` and ``max_parser_bytes`` (of
+    memory) are for the parsing of HTML or a PDF."""
+
+    max_file_bytes: int = 50_000_000
+    max_characters: int = 5_000_000
+    max_passages: int = 20_000
+    max_pages: int = 5_000
+    max_parse_s: float = 120.0
+    max_parser_bytes: int = 2 << 30
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if getattr(self, limit.name) <= 0:
+                raise ValueError(f"{limit.name}: must be above 0, not {getattr(self, limit.name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedDocument:
+    """The text of a document: Markdown when ``markdown``, else without markup. The title is empty when it has none."""
+
+    text: str
+    title: str
+    markdown: bool
+
+
+def check_length(characters: int, limits: DocumentLimits) -> None:
+    if characters > limits.max_characters:
+        raise UnreadableError(
+            f"holds more text than a document may have ({limits.max_characters:,} characters): split it"
+        )
+
 
 # The longest first: the mark of UTF-32 begins with that of UTF-16.
 _MARKS = (

@@ -1,20 +1,33 @@
-"""Read a file and parse it."""
+"""Documents from files: plain text, Markdown, HTML and PDF, each within bounds; a failure concerns one file alone."""
 
 import os
 import stat
 from pathlib import Path
 from typing import Self
 
-from fairlane_server.retrieval.documents.document import (
-    DocumentError,
+from fairlane_server.retrieval.parser_process import ParserProcess
+from fairlane_server.retrieval.parsers import (
+    DocumentFormat,
     DocumentLimits,
-    Format,
     ParsedDocument,
     UnreadableError,
     check_length,
+    clean,
+    decode,
 )
-from fairlane_server.retrieval.documents.parser_process import ParserProcess
-from fairlane_server.retrieval.documents.parsers import clean, decode
+
+
+class DocumentError(Exception):
+    """One document was not taken; the others are. ``source`` is its name in the collection; ``reason`` is one line
+    without its text."""
+
+    def __init__(self, source: str, reason: str) -> None:
+        super().__init__(source, reason)
+        self.source = source
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return f"{self.source}: {self.reason}"
 
 
 def read_file(source: str, path: Path, limits: DocumentLimits, within: Path | None = None) -> bytes:
@@ -70,18 +83,18 @@ class DocumentReader:
     def __exit__(self, *_: object) -> None:
         self._parser.close()
 
-    def parse(self, source: str, kind: Format, data: bytes) -> ParsedDocument:
+    def parse(self, source: str, kind: DocumentFormat, data: bytes) -> ParsedDocument:
         """Raises DocumentError, also for a document without any text."""
         try:
-            if kind in {Format.HTML, Format.PDF}:
+            if kind in {DocumentFormat.HTML, DocumentFormat.PDF}:
                 parsed = self._parser.parse(kind, data)
             else:
                 text = clean(decode(data))
                 check_length(len(text), self._limits)
-                parsed = ParsedDocument(text, "", markdown=kind is Format.MARKDOWN)
+                parsed = ParsedDocument(text, "", markdown=kind is DocumentFormat.MARKDOWN)
         except UnreadableError as error:
             raise DocumentError(source, str(error)) from None
         if not parsed.text.strip():
-            hint = " (the text of scanned pages is not read)" if kind is Format.PDF and data else ""
+            hint = " (the text of scanned pages is not read)" if kind is DocumentFormat.PDF and data else ""
             raise DocumentError(source, f"holds no text{hint}")
         return parsed

@@ -1,26 +1,37 @@
-"""Parsing in a child process, which is killed when a document takes too long, and replaced."""
+"""HTML and PDF are parsed in a child process, which is killed when a document takes too long, and replaced.
+
+A document is sent as two messages (format, bytes) and answered by one of JSON: its text and title, or why it cannot be
+parsed. What a document does to that process (memory, an endless loop, a crash in C) ends with it.
+"""
 
 import json
+import logging
 import os
+import resource
+import signal
 import socket
 import subprocess
 import sys
 import threading
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Self
 
 import fairlane
+from fairlane_server.processes.parent import die_with_parent
 from fairlane_server.processes.watchdog import called_if_late
-from fairlane_server.retrieval.documents.document import (
+from fairlane_server.retrieval.parsers import (
     MOST_TITLE_CHARACTERS,
+    DocumentFormat,
     DocumentLimits,
-    Format,
     ParsedDocument,
     UnreadableError,
+    parse_html,
+    parse_pdf,
 )
 
 _START_S = 60.0
@@ -29,8 +40,10 @@ _MOST_GREETING_BYTES = 64
 # In JSON, a character beyond the first 65,536 is two escapes of six.
 _MOST_BYTES_OF_A_CHARACTER = 12
 _BYTES_AROUND_THE_TEXT = 65_536
-_WORKER = "fairlane_server.retrieval.documents.worker"
+_SERVE = "from fairlane_server.retrieval.parser_process import serve; serve()"
 _PACKAGES = str(Path(fairlane.__file__).parent.parent)
+_RECURSION_LIMIT = 10_000
+"""Pages of tables in tables are nested more deeply than Python's own limit lets a parser follow."""
 
 
 class ParserProcess:
@@ -57,9 +70,11 @@ class ParserProcess:
             process.kill()
             process.wait(_END_S)
 
-    def parse(self, kind: Format, data: bytes) -> ParsedDocument:
+    def parse(self, kind: DocumentFormat, data: bytes) -> ParsedDocument:
         """Raises UnreadableError, also for a document that takes too long or ends its parser."""
-        connection = self._running()
+        if self._connection is None:
+            self._connection = self._start()
+        connection = self._connection
         late = threading.Event()
         try:
             with self._ended_after(self._limits.max_parse_s, late):
@@ -79,24 +94,19 @@ class ParserProcess:
             raise
         if "reason" in answer:
             raise UnreadableError(answer["reason"])
-        return ParsedDocument(answer["text"], answer["title"], markdown=kind is not Format.PDF)
+        return ParsedDocument(answer["text"], answer["title"], markdown=kind is not DocumentFormat.PDF)
 
     def _most_bytes(self) -> int:
         """Of an answer. A longer one is not read: its process is ended as if it had crashed."""
         characters = self._limits.max_characters + MOST_TITLE_CHARACTERS
         return characters * _MOST_BYTES_OF_A_CHARACTER + _BYTES_AROUND_THE_TEXT
 
-    def _running(self) -> Connection:
-        if self._connection is None:
-            self._connection = self._start()
-        return self._connection
-
     def _start(self) -> Connection:
         ours, theirs = socket.socketpair()
         with theirs:
             paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
             # -P: a folder of documents is no place to import from. A session of its own: Ctrl-C is for us to answer.
-            command = [sys.executable, "-P", "-m", _WORKER, str(theirs.fileno()), json.dumps(asdict(self._limits))]
+            command = [sys.executable, "-P", "-c", _SERVE, str(theirs.fileno()), json.dumps(asdict(self._limits))]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -132,3 +142,33 @@ class ParserProcess:
 
         with called_if_late(timeout_s, end):
             yield
+
+
+def answer(kind: str, data: bytes, limits: DocumentLimits) -> dict[str, str]:
+    """``text`` and ``title`` of a document, or the ``reason`` why it cannot be had."""
+    parse = parse_pdf if kind == DocumentFormat.PDF else parse_html
+    try:
+        parsed: ParsedDocument = parse(data, limits)
+    except UnreadableError as error:
+        return {"reason": str(error)}
+    except MemoryError:
+        return {"reason": f"needs more memory to parse than a document may ({limits.max_parser_bytes >> 20:,} MiB)"}
+    except Exception as error:  # noqa: BLE001 - a parser may raise anything, and the next document is still to come
+        return {"reason": f"made its parser fail ({type(error).__name__})"}
+    return {"text": parsed.text, "title": parsed.title[:MOST_TITLE_CHARACTERS]}
+
+
+def serve() -> None:
+    """Main function of the parser process; its arguments are a file descriptor and the limits in JSON."""
+    die_with_parent(signal.SIGKILL)
+    connection, limits = Connection(int(sys.argv[1])), DocumentLimits(**json.loads(sys.argv[2]))
+    resource.setrlimit(resource.RLIMIT_AS, (limits.max_parser_bytes, limits.max_parser_bytes))
+    sys.setrecursionlimit(_RECURSION_LIMIT)
+    # What they say about a document may quote it.
+    logging.disable(logging.CRITICAL)
+    warnings.simplefilter("ignore")
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        connection.send_bytes(b"ready")
+        while True:
+            kind = connection.recv_bytes().decode()
+            connection.send_bytes(json.dumps(answer(kind, connection.recv_bytes(), limits)).encode())

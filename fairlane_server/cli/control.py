@@ -36,7 +36,7 @@ from fairlane_server.cli.topics import (
 )
 from fairlane_server.control.publisher import ControlTopic, compare
 from fairlane_server.control.tenants_file import load_tenants
-from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families, of_scope
+from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 
 RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion)
 
@@ -73,7 +73,7 @@ def apply_tenants(
     ]
     # Without the models, the pools are those that are dedicated to tenants.
     topics = expand(families, specs.values(), models=())
-    reported = of_scope(families, "tenant")
+    reported = [family for family in families if "tenant" in family.placeholders]
     cluster = Cluster(settings)
     control = _tenant_topic(settings)
     _apply(cluster, reported, topics, replication_factor, control, specs, force=force, delete=delete, as_json=as_json)

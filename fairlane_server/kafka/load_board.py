@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport, DispatchReport, PoolLoad, TenantLoad, TenantSpec
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS
 
 DISPATCH_TTL_MS = 2_000
 """How long a dispatcher's report counts. Longer than among dispatchers: a display must not flicker."""

@@ -39,7 +39,7 @@ CLOSE_TIMEOUT_S = 20.0
 OnChange = Callable[[frozenset[Partition]], None]
 
 
-class SourceUnavailableError(Exception):
+class LogUnavailableError(Exception):
     """The broker did not answer about a partition: try again later."""
 
 
@@ -61,7 +61,7 @@ class OutOfRange:
 Event = LogRecord | End | OutOfRange | SkippedRange
 
 
-class Source:
+class LogConsumer:
     """A member of the recorder's group. Not safe between threads."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -131,19 +131,19 @@ class Source:
         return events
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        """First offset and end of the log, asked from the broker. Raises SourceUnavailableError."""
+        """First offset and end of the log, asked from the broker. Raises LogUnavailableError."""
         try:
             low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise SourceUnavailableError(str(error.args[0].str())) from None
+            raise LogUnavailableError(str(error.args[0].str())) from None
         return low, high
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """The ids of these topics, as far as they have any. Raises SourceUnavailableError."""
+        """The ids of these topics, as far as they have any. Raises LogUnavailableError."""
         try:
             return self._topic_ids(topics, REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise SourceUnavailableError(str(error.args[0].str())) from None
+            raise LogUnavailableError(str(error.args[0].str())) from None
 
     def known_end(self, partition: Partition) -> int | None:
         """The end of a fetched partition as the last fetch saw it, without asking."""

@@ -51,11 +51,11 @@ AND stored.topic_id IS DISTINCT FROM named.topic_id
 """
 
 
-class StoreUnavailableError(Exception):
+class PostgresUnavailableError(Exception):
     """Postgres cannot be used now: try again later. The message is one line, without any row's values."""
 
 
-class StoreTimeoutError(StoreUnavailableError):
+class PostgresTimeoutError(PostgresUnavailableError):
     """It was not done in time: Postgres hangs, or it was too much at once."""
 
 
@@ -76,7 +76,7 @@ class Repetition:
     seen: int
 
 
-class Store:
+class RecorderStore:
     """One connection, opened when it is first needed and again after every failure. Every call is bounded in time."""
 
     def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
@@ -87,14 +87,14 @@ class Store:
         self._kept.close()
 
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]:
-        """Where each of these goes on, as far as it is known. Raises StoreUnavailableError."""
+        """Where each of these goes on, as far as it is known. Raises PostgresUnavailableError."""
         topics, numbers = _columns(partitions, 2)
         with self._transaction() as connection:
             rows = connection.execute(_LOAD, (topics, numbers)).fetchall()
         return {Partition(topic, number): Stored(offset, topic_id or "") for topic, number, offset, topic_id in rows}
 
     def start_at(self, offsets: Mapping[Partition, Stored]) -> None:
-        """Store where partitions begin that have no stored offset yet. Raises StoreUnavailableError."""
+        """Store where partitions begin that have no stored offset yet. Raises PostgresUnavailableError."""
         rows = ((*partition, start.next_offset, start.topic_id) for partition, start in offsets.items())
         with self._transaction() as connection:
             connection.execute(_START, _columns(rows, 4))
@@ -114,8 +114,8 @@ class Store:
         Raises:
             SupersededError: an offset was not the expected one: another recorder wrote these records.
             RowsRefusedError: a row cannot be stored, however often it is tried.
-            StoreTimeoutError: it took too long. Whether it was written is unknown, as for
-            StoreUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
+            PostgresTimeoutError: it took too long. Whether it was written is unknown, as for
+            PostgresUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
         """
         repetitions: list[Repetition] = []
         with self._transaction() as connection:
@@ -141,8 +141,8 @@ class Store:
                 # Its text may quote the row.
                 raise RowsRefusedError(f"{type(error).__name__} ({error.sqlstate})") from None
             if isinstance(error, psycopg.errors.QueryCanceled):
-                raise StoreTimeoutError(explain(error)) from None
-            raise StoreUnavailableError(explain(error)) from None
+                raise PostgresTimeoutError(explain(error)) from None
+            raise PostgresUnavailableError(explain(error)) from None
 
 
 def _move(connection: psycopg.Connection, moves: Mapping[Partition, Move]) -> None:

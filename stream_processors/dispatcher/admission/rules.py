@@ -38,14 +38,14 @@ from math import floor, inf
 from fairlane.outcomes import Code
 from fairlane_server.admission_rule import (
     AFTERWARDS_FREE,
-    Load,
+    LEAST_OUTAGE_MS,
     Prediction,
+    WorkAhead,
     drain_ms,
     predict,
     retry_after_ms,
     takes_anything,
 )
-from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +194,7 @@ class Shed:
     prediction: Prediction
 
 
-def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: Load) -> Admitted | Shed:
+def decide(policy: AdmissionPolicy, arrival: Arrival, bounds: Bounds, load: WorkAhead) -> Admitted | Shed:
     """Admit or reject the request.
 
     - Backfill is admitted.
@@ -277,7 +277,7 @@ def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound
     )
 
 
-def _drain_ms(bounds: Bounds, load: Load) -> tuple[float, float]:
+def _drain_ms(bounds: Bounds, load: WorkAhead) -> tuple[float, float]:
     """Time to drain the tenant's backlog, and the whole backlog; as if all of it were for this pool."""
     capacity = load.capacity
     rate = capacity.cost_tokens_per_s or capacity.last_cost_tokens_per_s

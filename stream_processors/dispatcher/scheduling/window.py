@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from math import inf
 
 from fairlane.records import DispatchReport
-from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
+from fairlane_server.admission_rule import BatchCapacity, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.in_flight import Held
 
-STARTING_LIMITS = BatchLimits(items=32, tokens=16_384)
+STARTING_LIMITS = BatchCapacity(items=32, tokens=16_384)
 """One consumer with the default limits."""
 
 BATCHES_PER_CONSUMER = 2
@@ -43,7 +43,7 @@ def window(
     mean_cost_tokens: float,
     target_queue_ms: float,
     *,
-    starting_limits: BatchLimits = STARTING_LIMITS,
+    starting_limits: BatchCapacity = STARTING_LIMITS,
 ) -> Amount:
     """The window W of a pool whose requests cost ``mean_cost_tokens`` each (0 if not known), in tokens and in items::
 

@@ -20,7 +20,6 @@ from fairlane_server.cli import (
     schemas,
     top,
     topics,
-    users,
 )
 from fairlane_server.cli.output import FAILURE, fail
 from fairlane_server.postgres.migrations import missing_extra
@@ -43,8 +42,8 @@ app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
-app.add_typer(keys.app, name="keys")
-app.add_typer(users.app, name="users")
+app.add_typer(keys.keys_app, name="keys")
+app.add_typer(keys.users_app, name="users")
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)
 

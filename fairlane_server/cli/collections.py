@@ -1,6 +1,6 @@
 """``fairlane collections``: a tenant's documents, that requests of its are answered from."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -125,9 +125,9 @@ def _show_plan(plan: "Plan", *, as_json: bool) -> None:
             }
         )
         return
-    _say_each("new", [file.source for file in plan.new])
-    _say_each("changed", [file.source for file in plan.changed])
-    _say_each("gone", list(plan.gone))
+    sources = {"new": [f.source for f in plan.new], "changed": [f.source for f in plan.changed], "gone": [*plan.gone]}
+    for what, names in sources.items():
+        _each([f"{what}: {printable(name)}" for name in names], say, what + ": and {:,} more")
     _warn_of(plan.failures)
     say(
         f"would store {len(plan.new):,} new and {len(plan.changed):,} changed documents, "
@@ -156,18 +156,17 @@ def _besides(failures: int, left_out: int) -> str:
     return failed + (f"; {left_out:,} left out (hidden, unknown formats, links; --json names them)" if left_out else "")
 
 
-def _say_each(what: str, sources: Sequence[str]) -> None:
-    for source in sources[:_MOST_SHOWN]:
-        say(f"{what}: {printable(source)}")
-    if (more := len(sources) - _MOST_SHOWN) > 0:
-        say(f"{what}: and {more:,} more (--json names them)")
+def _each(lines: Sequence[str], write: Callable[[str], None], rest: str) -> None:
+    """Some of the lines, and how many more there are of what ``rest`` names."""
+    for line in lines[:_MOST_SHOWN]:
+        write(line)
+    if (more := len(lines) - _MOST_SHOWN) > 0:
+        write(f"{rest.format(more)} (--json names them)")
 
 
 def _warn_of(failures: "Sequence[SkippedFile]") -> None:
-    for failure in failures[:_MOST_SHOWN]:
-        warn(f"{printable(failure.source)}: {printable(failure.reason)}")
-    if (more := len(failures) - _MOST_SHOWN) > 0:
-        warn(f"and {more:,} more files (--json names them)")
+    lines = [f"{printable(failure.source)}: {printable(failure.reason)}" for failure in failures]
+    _each(lines, warn, "and {:,} more files")
 
 
 WithDocuments = Annotated[bool, typer.Option("--documents", help="Name the documents in it as well.")]

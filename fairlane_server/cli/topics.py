@@ -11,6 +11,7 @@ from fairlane.cluster import Cluster
 from fairlane.models import load_models
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
+    CHANGES_PENDING,
     FAILURE,
     AsJson,
     BootstrapServers,
@@ -30,8 +31,6 @@ from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 from fairlane_server.topics.plan import Change, Deviation, TopicPlan, plan, unknown_override_tenants
-
-CHANGES_PENDING = 2
 
 app = typer.Typer(help="The topics of a cluster, held against topics.yaml.", no_args_is_help=True)
 

@@ -69,8 +69,13 @@ class ControlTopic(Generic[RecordT]):
 
         Raises ClusterError when the topic does not exist or is not read to its end in time.
         """
-        latest = _read_to_end(self._settings, self._topic)
-        return {key: self._decode(value) for key, value in latest.items()}
+        records: dict[str, RecordT | None] = {}
+        for key, value in _read_to_end(self._settings, self._topic).items():
+            try:
+                records[key] = self._codec.decode_as(self._record_type, value)
+            except DecodeError:
+                records[key] = None
+        return records
 
     def publish(self, records: Iterable[RecordT], withdrawn: Iterable[str] = ()) -> None:
         """Publish records, and an empty one for each withdrawn key. Returns when the brokers have acknowledged all.
@@ -83,12 +88,6 @@ class ControlTopic(Generic[RecordT]):
         values.update(dict.fromkeys(withdrawn))
         if values:
             _publish(self._settings, self._topic, values)
-
-    def _decode(self, value: bytes) -> RecordT | None:
-        try:
-            return self._codec.decode_as(self._record_type, value)
-        except DecodeError:
-            return None
 
 
 def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:

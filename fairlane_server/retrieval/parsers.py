@@ -104,17 +104,11 @@ def decode(data: bytes) -> str:
 
     Raises UnreadableError for anything else: a guess would store what nobody wrote.
     """
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
-            return _decoded(data[len(mark) :], encoding, len(mark))
-    return _decoded(data, "utf-8", 0)
-
-
-def _decoded(data: bytes, encoding: str, skipped: int) -> str:
+    mark, encoding = next(((mark, name) for mark, name in _MARKS if data.startswith(mark)), (b"", "utf-8"))
     try:
-        text = data.decode(encoding)
+        text = data[len(mark) :].decode(encoding)
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"is not valid {encoding.upper()} (byte {skipped + error.start:,})") from None
+        raise UnreadableError(f"is not valid {encoding.upper()} (byte {len(mark) + error.start:,})") from None
     if "\0" in text:
         raise UnreadableError("holds NUL characters: it is no text")
     return text

@@ -21,7 +21,6 @@ from fairlane_server.retrieval.store import (
     CollectionExistsError,
     CollectionNotFoundError,
     NewDocument,
-    NewPassage,
 )
 from fairlane_server.store_error import StoreError
 from fairlane_server.text import clean_text
@@ -54,7 +53,7 @@ MOST_COLLECTIONS = 1_000
 _ROWS_PER_STATEMENT = 1_000
 _IDLE_TIMEOUT_S = 60.0
 _BY_NAME = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
-# Who changes a collection goes through this lock: two ingests, or an ingest and a deletion, one after the other.
+# Every change of a collection takes this lock: two ingests, or an ingest and a deletion, run one after the other.
 _LOCKED = _BY_NAME + b" FOR NO KEY UPDATE"
 _ALL = f"{SELECT_COLLECTIONS} WHERE tenant = %s ORDER BY name".encode()
 _REMOVE_DOCUMENTS = """
@@ -215,9 +214,13 @@ class PgVectorCollections:
             ]
             connection.execute(_ADD_DOCUMENTS, (collection.number, tenant, *columns))
             added = 0
-            for statement_rows in _batches(documents):
-                _insert(connection, collection, statement_rows, self._vector_oid)
-                added += len(statement_rows)
+            statement = _ADD_PASSAGES.format(partition(collection.number))
+            passages = _rows(documents)
+            while rows := tuple(islice(passages, _ROWS_PER_STATEMENT)):
+                *values, vectors = zip(*rows, strict=True)
+                wire = Wire.vectors(np.stack(vectors), self._vector_oid)
+                connection.execute(statement, (collection.number, tenant, *map(list, values), wire))
+                added += len(rows)
             counts = (len(documents) - len(removed), added - sum(removed))
             connection.execute(_COUNT, (*counts, collection.number))
 
@@ -234,10 +237,7 @@ class PgVectorCollections:
             return len(removed)
 
     def build_index(self, tenant: str, name: str, *, number: int | None = None) -> bool:
-        """Index what was loaded, if that pays and is not done yet; queries go on, ingests of this collection wait.
-
-        Raises CollectionNotFoundError, StoreError.
-        """
+        """See CollectionStore; ingests of this collection wait meanwhile."""
         with self._transaction(tenant, BUILD_TIMEOUT_S) as connection:
             # Locked, so that it is the one that is indexed.
             _one(connection, _LOCKED, tenant, name, number)
@@ -264,10 +264,6 @@ class PgVectorCollections:
         self._vector_oid = int(row[0]) if row else 0
 
 
-_Row = tuple[str, int, NewPassage, Any]
-"""Source, ordinal, passage and vector."""
-
-
 def _one(connection: psycopg.Connection, query: bytes, tenant: str, name: str, number: int | None = None) -> Collection:
     known = _fits(name, MAX_NAME_BYTES)
     found = collection_of(connection.execute(query, (tenant, name)).fetchone() if known else None, name)
@@ -288,27 +284,12 @@ def _remove(connection: psycopg.Connection, collection: Collection, hashes: Mapp
     return [passages for _, passages in rows]
 
 
-def _insert(connection: psycopg.Connection, collection: Collection, rows: Sequence[_Row], vector_oid: int) -> None:
-    columns = (
-        [source for source, _, _, _ in rows],
-        [ordinal for _, ordinal, _, _ in rows],
-        [plain(passage.heading) for _, _, passage, _ in rows],
-        [plain(passage.text) for _, _, passage, _ in rows],
-        [passage.tokens for _, _, passage, _ in rows],
-        Wire.vectors(np.stack([vector for _, _, _, vector in rows]), vector_oid),
-    )
-    statement = _ADD_PASSAGES.format(partition(collection.number))
-    connection.execute(statement, (collection.number, collection.tenant, *columns))
-
-
-def _batches(documents: Sequence[NewDocument]) -> Iterator[Sequence[_Row]]:
-    rows = (
-        (document.source, ordinal, passage, document.vectors[ordinal])
-        for document in documents
-        for ordinal, passage in enumerate(document.passages)
-    )
-    while batch := tuple(islice(rows, _ROWS_PER_STATEMENT)):
-        yield batch
+def _rows(documents: Sequence[NewDocument]) -> Iterator[tuple[Any, ...]]:
+    """Source, ordinal, heading, text, tokens and vector of each passage."""
+    for document in documents:
+        for ordinal, passage in enumerate(document.passages):
+            texts = (plain(passage.heading), plain(passage.text))
+            yield document.source, ordinal, *texts, passage.tokens, document.vectors[ordinal]
 
 
 def _check(documents: Sequence[NewDocument], collection: Collection) -> None:

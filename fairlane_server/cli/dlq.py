@@ -201,11 +201,11 @@ def show_command(
     if len(found) > 1:
         fail(f"there is one at each of {' and '.join(map(short_name, places))}: say which with --topic")
     (letter,) = found
-    told = facts(letter)
+    described = facts(letter)
     written = {name: value.decode(errors="replace") for name, value in letter.record.headers.items()}
     content = contents(letter, with_input=with_input)
     if as_json:
-        show_json({**told, "headers": written, "content": content})
+        show_json({**described, "headers": written, "content": content})
         return
     say(f"{short_name(letter.place)}, died {utc(letter.died_at_ms)} UTC, {len(letter.record.value)} bytes")
     say(f"holds {letter.kind}" if letter.problem is None else f"cannot be read: {printable(letter.problem)}")
@@ -273,8 +273,8 @@ def replay_command(
     """Send dead letters again, each as a new request with an id of its own, on the topic its tenant sent it on.
 
     Each once: what was replayed before is left out, and Ctrl-C loses nothing, for the same command goes on from there.
-    A letter without a request in it is skipped and named. The reply to the first request stands; the new one's names
-    it as `replay_of`. With --json one object a line, the last with the counts.
+    A letter without a request in it is skipped and named. The reply to the first request remains valid; the reply to
+    the new one names it as `replay_of`. With --json one object a line, the last with the counts.
     """
     filters = Selection(tenant, model, exception, request_id, since, until, offsets or ALL_OFFSETS)
     selection = _checked(filters, topic)

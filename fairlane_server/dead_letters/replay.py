@@ -258,8 +258,8 @@ class Replayer:
             # This call is refused in any case; its error says what is wrong with the transaction, if anything.
             self._producer.begin_transaction()
         except KafkaException as error:
-            told: KafkaError = error.args[0]
-            return told if told.txn_requires_abort() else failure
+            found: KafkaError = error.args[0]
+            return found if found.txn_requires_abort() else failure
         return failure
 
     def _abort(self, cause: KafkaError) -> None:

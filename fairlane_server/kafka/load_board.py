@@ -295,7 +295,7 @@ def _rates(tenant: str, pool: str, dispatchers: list[_Dispatcher]) -> tuple[floa
     if not rates:
         return None, None
     rate, pool_rate = sum(rates), sum(one.pool_rate(tenant, pool) for one in dispatchers)
-    # A part is never more than the whole, unless somebody does not say what the whole is.
+    # A part is never more than the whole, unless a dispatcher does not report the whole.
     return rate, rate / pool_rate if 0 < pool_rate >= rate else None
 
 

@@ -105,8 +105,8 @@ class _Gathered:
 def tell(history: History) -> tuple[RequestTimeline, ...]:
     """The timeline of every publication of the id, earliest first; empty when nothing is recorded."""
     places = _gather(history)
-    told = [_place(tenant, source, gathered) for (tenant, source), gathered in places.items()]
-    return tuple(sorted(told, key=lambda place: (place.began_at_ms, place.source.offset)))
+    timelines = [_place(tenant, source, gathered) for (tenant, source), gathered in places.items()]
+    return tuple(sorted(timelines, key=lambda place: (place.began_at_ms, place.source.offset)))
 
 
 def _gather(history: History) -> dict[tuple[str, SourceCoordinate], _Gathered]:

@@ -97,7 +97,8 @@ class Collections:
         A file that cannot be taken is a failure in the report, and the others are taken. After an interrupt, whether by
         ``stop`` or an exception, what was stored stays, and the same call goes on from there. ``prune`` removes the
         documents whose files are not in the folder, which must then be the only thing given. ``follow_links`` takes
-        what links lead to outside of a given folder. ``progress`` is told how many files of how many are done.
+        what links lead to outside of a given folder. ``progress`` is called with the number of files that are done, and
+        of all.
 
         Raises SourcesError, IngestError, CollectionNotFoundError, StoreError, EmbedderError.
         """

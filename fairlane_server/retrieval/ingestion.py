@@ -116,7 +116,7 @@ class Ingestion:
         """Compare the files with what is stored; changes nothing. ``prune`` looks for documents whose files are gone;
         ``progress`` is called with the number of files that are done.
 
-        Raises StoreError, and IngestError when it cannot be told what is gone.
+        Raises StoreError, and IngestError when the missing files cannot be determined.
         """
         stored = self._store.content_hashes(self._collection.tenant, self._collection.name)
         gone = _gone(sources, stored) if prune else {}

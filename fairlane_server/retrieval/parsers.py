@@ -95,7 +95,7 @@ _MARKS = (
 )
 # Ends of lines in every alphabet's way, and pages.
 _LINE_END = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# What is neither printed nor a space, soft hyphens included; a lone surrogate stands in no UTF-8.
+# What is neither printed nor a space, soft hyphens included, and lone surrogates, which UTF-8 cannot encode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\xad\ufeff\ud800-\udfff]")
 
 
@@ -129,7 +129,7 @@ def parse_html(data: bytes, limits: DocumentLimits) -> ParsedDocument:
 
     text = decode(data)
     with warnings.catch_warnings():
-        # XHTML read as HTML, text that looks like a file's name: nothing to be said about somebody's document.
+        # XHTML read as HTML, text that looks like a file's name: warnings that are of no use to the operator.
         warnings.simplefilter("ignore")
         try:
             soup = BeautifulSoup(text, "html.parser")

@@ -101,7 +101,7 @@ class PgVectorSearch:
         error = await self.pool.talk(ask, LOOK_UP_TIMEOUT_S)
         rows = await rows_of(answers.nearest)
         if rows is None:
-            # A table that is missing here is that of all collections, and nobody's fault who asks for one.
+            # A table that is missing here is that of all collections: not CollectionNotFoundError.
             raise failure_of(error, LOOK_UP_TIMEOUT_S)
         return collection_of(rows[0] if rows else None, name)
 

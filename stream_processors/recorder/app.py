@@ -1,4 +1,4 @@
-"""Composition root of the recorder: reads the settings, wires the parts, runs until it is told to stop."""
+"""Composition root of the recorder: reads the settings, wires the parts, runs until a stop signal."""
 
 from confluent_kafka import KafkaException
 

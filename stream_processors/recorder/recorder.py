@@ -41,12 +41,7 @@ _GROWTH = 1 / 8
 @dataclass(slots=True)
 class AdaptiveBatchSize:
     """Half as many records after a batch that took Postgres too long, down to one, and an eighth more after each that
-    is stored: slowly, since what is too much costs a time-out.
-
-    Attributes:
-        most_records: of one batch.
-        records: of the next one, at most.
-    """
+    is stored: slowly, since what is too much costs a time-out. ``records`` is the bound of the next batch."""
 
     most_records: int
     records: int = field(init=False)
@@ -55,12 +50,10 @@ class AdaptiveBatchSize:
         self.records = self.most_records
 
     def timed_out(self, records: int) -> None:
-        """A batch of so many records was not stored in time."""
         if records:
             self.records = max(1, min(self.records, records // 2))
 
     def stored(self, records: int) -> None:
-        """A batch of so many records was stored."""
         if records:
             self.records = min(self.most_records, self.records + max(1, int(self.records * _GROWTH)))
 
@@ -118,7 +111,7 @@ class Recorder:
         self._lag_topics: set[str] = set()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until told to stop, then store the last positions and leave the group.
+        """Work until ``stopping`` returns true, then store the last positions and leave the group.
 
         Raises KafkaException when the consumer cannot go on; the process must then be started again.
         """
@@ -241,7 +234,7 @@ class Recorder:
         """First offset and end of each log, as far as the broker says within the budget; the rest has to wait."""
         bounds: dict[Partition, tuple[int, int]] = {}
         give_up_at = self._clock() + _PLACING_BUDGET_S
-        # In any order: one that never answers must not stand before the same others every time.
+        # In any order: one that never answers must not delay the same others every time.
         for partition in random.sample(list(partitions), len(partitions)):
             if self._clock() >= give_up_at:
                 break

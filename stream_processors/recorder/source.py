@@ -70,8 +70,8 @@ class LogConsumer:
         self._revoked_at_s: float | None = None
         """Since when all was taken away and nothing was assigned."""
         self._owned: frozenset[Partition] = frozenset()
-        self._on_assigned: OnChange = _ignore
-        self._on_revoked: OnChange = _ignore
+        self._on_assigned: OnChange = lambda _: None
+        self._on_revoked: OnChange = lambda _: None
         self._fetched: set[Partition] = set()
         self._passed: list[SkippedRange] = []
         """By the poll under way."""
@@ -125,7 +125,7 @@ class LogConsumer:
                 continue
             if (event := _event(message)) is not None:
                 events.append(event)
-                size_bytes += _size_bytes(event)
+                size_bytes += len(event.value or b"") if isinstance(event, LogRecord) else 0
             if size_bytes >= max_bytes:
                 break
         return events
@@ -180,16 +180,8 @@ def _config(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _ignore(_partitions: frozenset[Partition]) -> None:
-    pass
-
-
 def _partitions(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
     return frozenset(Partition(partition.topic, partition.partition) for partition in partitions)
-
-
-def _size_bytes(event: Event) -> int:
-    return len(event.value or b"") if isinstance(event, LogRecord) else 0
 
 
 def _event(message: Message) -> Event | None:

@@ -83,7 +83,6 @@ class RecorderStore:
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
         self._kept.close()
 
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]:
@@ -119,7 +118,7 @@ class RecorderStore:
         """
         repetitions: list[Repetition] = []
         with self._transaction() as connection:
-            # The fence comes first: who lost its partitions writes nothing and waits for nobody.
+            # The fence comes first: a recorder that lost its partitions writes nothing and waits for no other.
             _move(connection, moves)
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)

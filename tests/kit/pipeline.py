@@ -163,7 +163,6 @@ class Pipeline:
             families=families,
             broker_config=state.broker_config,
             replication_factor=state.default_replication_factor,
-            allowed=None,
         )
         failed = [item for item in apply_plan(cluster, made) if item.result == "failed"]
         assert not failed, failed

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fairlane_server.retrieval import documents, parser_process
+from fairlane_server.retrieval import documents
 from fairlane_server.retrieval.documents import DocumentError, DocumentReader, read_file
 from fairlane_server.retrieval.parsers import (
     DocumentFormat,
@@ -164,23 +164,21 @@ def test_document_that_needs_too_much_memory_is_a_reason_and_the_next_is_read() 
 
 
 def test_title_is_bounded_where_it_is_read() -> None:
-    answered = parser_process.answer(
-        DocumentFormat.HTML, b"<title>" + b"long " * 100_000 + b"</title><p>fine</p>", LIMITS
-    )
+    answered = documents.answer(DocumentFormat.HTML, b"<title>" + b"long " * 100_000 + b"</title><p>fine</p>", LIMITS)
     assert (answered["text"], len(answered["title"])) == ("fine", 500)
 
 
 def test_answer_that_is_longer_than_one_may_be_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser_process, "_BYTES_AROUND_THE_TEXT", 0)
-    monkeypatch.setattr(parser_process, "MOST_TITLE_CHARACTERS", 0)
-    with parser_process.ParserProcess(DocumentLimits(max_characters=10)) as parser:
+    monkeypatch.setattr(documents, "_BYTES_AROUND_THE_TEXT", 0)
+    monkeypatch.setattr(documents, "MOST_TITLE_CHARACTERS", 0)
+    with documents.ParserProcess(DocumentLimits(max_characters=10)) as parser:
         with pytest.raises(UnreadableError, match="made its parser crash"):
             parser.parse(DocumentFormat.HTML, b"<title>" + b"x" * 300 + b"</title><p>fine</p>")
         assert parser.parse(DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
 
 
 def test_parser_that_dies_takes_one_document_with_it() -> None:
-    with parser_process.ParserProcess(LIMITS) as parser:
+    with documents.ParserProcess(LIMITS) as parser:
         parser.parse(DocumentFormat.HTML, b"<p>fine</p>")
         assert parser._process is not None
         os.kill(parser._process.pid, signal.SIGKILL)
@@ -193,7 +191,7 @@ def test_parser_that_dies_takes_one_document_with_it() -> None:
 
 
 def test_interrupt_in_a_document_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    with parser_process.ParserProcess(LIMITS) as parser:
+    with documents.ParserProcess(LIMITS) as parser:
         parser.parse(DocumentFormat.HTML, b"<p>first</p>")
         with monkeypatch.context() as patch:
             patch.setattr(Connection, "recv_bytes", interrupt)

@@ -26,8 +26,6 @@ _RETRY_S = 0.1
 _REGISTRY_REST_S = 5.0
 """Between two requests to a schema registry that failed: each blocks for seconds."""
 
-_TOPICS = (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH)
-
 RecordT = TypeVar("RecordT")
 
 
@@ -49,7 +47,8 @@ class LoadFeed:
         self._unread: dict[bytes | None, Message] = {}
         """Tenants' newest records with a schema that the registry did not give yet."""
         found = Cluster(settings).metadata().topics
-        for topic in _TOPICS:
+        topics = (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH)
+        for topic in topics:
             if topic not in found:
                 raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
         config = read_committed_consumer(settings, group_id("fairlane-top")) | {"enable.partition.eof": True}
@@ -57,7 +56,7 @@ class LoadFeed:
         try:
             deadline = time.monotonic() + CONNECT_TIMEOUT_S
             places = [
-                self._place(topic, partition, deadline) for topic in _TOPICS for partition in found[topic].partitions
+                self._place(topic, partition, deadline) for topic in topics for partition in found[topic].partitions
             ]
             self._consumer.assign([start for start, _ in places])
         except BaseException:

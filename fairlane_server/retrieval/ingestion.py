@@ -86,27 +86,23 @@ class IngestReport:
         return self.passages / self.seconds if self.seconds > 0 else 0.0
 
 
-def check_embedder(collection: Collection, embedder: Embedder) -> None:
-    """Raises EmbedderMismatchError unless the embedder is the one that made the collection's vectors."""
-    if (collection.embedder, collection.dimensions) != (embedder.name, embedder.dimensions):
-        raise EmbedderMismatchError(
-            f"collection {collection.name} was embedded by {collection.embedder} ({collection.dimensions} dimensions), "
-            f"and this embedder is {embedder.name} ({embedder.dimensions}): use that one, or create a new collection"
-        )
-
-
 def content_hash(data: bytes, chunking: Chunking, embedder_name: str) -> str:
     made_by = f"{PARSER_REVISION}\n{chunking.max_tokens}\n{chunking.overlap_tokens}\n{embedder_name}\n"
     return hashlib.sha256(made_by.encode() + hashlib.sha256(data).digest()).hexdigest()
 
 
 class Ingestion:
-    """Brings files into one collection of a tenant."""
+    """Brings files into one collection of a tenant. Raises EmbedderMismatchError for another embedder than its own."""
 
     def __init__(
         self, store: CollectionStore, embedder: Embedder, collection: Collection, options: IngestOptions | None = None
     ) -> None:
-        check_embedder(collection, embedder)
+        if (collection.embedder, collection.dimensions) != (embedder.name, embedder.dimensions):
+            raise EmbedderMismatchError(
+                f"collection {collection.name} was embedded by {collection.embedder} ({collection.dimensions} "
+                f"dimensions), and this embedder is {embedder.name} ({embedder.dimensions}): use that one, or create a "
+                "new collection"
+            )
         self._store = store
         self._embedder = embedder
         self._collection = collection

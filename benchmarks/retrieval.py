@@ -36,11 +36,16 @@ from fairlane.outcomes import Task
 from fairlane.records import Parameters, RequestInput
 from fairlane.settings import Settings
 from fairlane_server.retrieval.chunking import Chunker, Chunking
-from fairlane_server.retrieval.documents.document import ParsedDocument
 from fairlane_server.retrieval.embedder import Embedder, FloatArray
-from fairlane_server.retrieval.pgvector_rows import Wire, matching_statement, nearest_statement, register
-from fairlane_server.retrieval.pgvector_search import SETTINGS, PgVectorSearch, search_settings
-from fairlane_server.retrieval.pgvector_store import PgVectorCollections
+from fairlane_server.retrieval.parsers import ParsedDocument
+from fairlane_server.retrieval.pgvector_search import (
+    SETTINGS,
+    PgVectorSearch,
+    matching_statement,
+    nearest_statement,
+    search_settings,
+)
+from fairlane_server.retrieval.pgvector_store import PgVectorCollections, Wire, register
 from fairlane_server.retrieval.rank_fusion import fuse
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import Collection, Found, NewDocument, NewPassage

@@ -9,13 +9,26 @@ from enum import StrEnum
 from math import inf, isfinite
 
 from fairlane.backoff import jittered_ms
-from fairlane_server.heartbeats import LEAST_OUTAGE_MS
+
+CAPACITY_TTL_MS = 3_000
+"""How long a consumer's heartbeat counts, from when it was received. It sends one every 250 ms."""
+
+LEAST_OUTAGE_MS = 10_000
+"""A pool that has just lost its consumers is not expected back sooner: one needs that long to restart and load."""
+
+OUTPUT_WEIGHT = 2
+"""An output token takes about twice the engine time of a prompt token."""
 
 LEAST_RETRY_MS = 100
 MOST_RETRY_MS = 300_000
 
 AFTERWARDS_FREE = 0.1
 """Part of a bound that must be free again before a tenant that was refused for it is asked to come back."""
+
+
+def cost_tokens(prompt_tokens: int, output_tokens: int) -> int:
+    """Cost tokens: the unit of work in all services."""
+    return prompt_tokens + OUTPUT_WEIGHT * output_tokens
 
 
 class CapacityState(StrEnum):
@@ -32,7 +45,7 @@ class CapacityState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class BatchLimits:
+class BatchCapacity:
     """The largest micro-batch of one consumer: number of items, and their cost tokens together."""
 
     items: int
@@ -41,7 +54,7 @@ class BatchLimits:
 
 @dataclass(frozen=True, slots=True)
 class PoolCapacity:
-    """A pool at one moment. Rates are cost tokens (prompt + 2 x output) per second; 0 is unknown.
+    """A pool at one moment. Rates are in cost tokens per second; 0 is unknown.
 
     ``cost_tokens_per_s`` is that of all live consumers together, ``consumer_cost_tokens_per_s`` that of one of them, on
     average. When the pool is lost, the latter and ``last_cost_tokens_per_s`` (of the pool) are as they last were.
@@ -58,7 +71,7 @@ class PoolCapacity:
     consumer_cost_tokens_per_s: float = 0.0
     last_cost_tokens_per_s: float = 0.0
     lost_for_ms: int = 0
-    batches: tuple[BatchLimits, ...] = ()
+    batches: tuple[BatchCapacity, ...] = ()
     owned_partitions: frozenset[int] | None = None
     work_partitions: frozenset[int] | None = None
 
@@ -72,7 +85,7 @@ class PoolCapacity:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class WorkAhead:
     """Work ahead of a request in its pool, in cost tokens.
 
     ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
@@ -125,7 +138,7 @@ class Prediction:
         return self.all_waiting_ms + min(self.in_flight_ms, too_long_ms - self.queue_ms)
 
 
-def predict(load: Load, cost_tokens: float) -> Prediction:
+def predict(load: WorkAhead, cost_tokens: float) -> Prediction:
     """When a request of that cost would be served, with what is known now::
 
         wait    = in flight / rate + min(waiting / (rate x dispatcher_share), own waiting / (rate x own_share))
@@ -157,7 +170,7 @@ def predict(load: Load, cost_tokens: float) -> Prediction:
     )
 
 
-def takes_anything(load: Load) -> bool:
+def takes_anything(load: WorkAhead) -> bool:
     """Whether the pool accepts every unexpired request regardless of the prediction: it never reported, or it is live
     and idle. Only work can show what a pool can do."""
     if load.capacity.state is CapacityState.LIVE:

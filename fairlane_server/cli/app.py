@@ -11,17 +11,15 @@ from fairlane.schema_registry import RegistryError
 from fairlane.yaml_config import ConfigError
 from fairlane_server.cli import (
     collections,
+    control,
     conversations,
     db,
     dlq,
     explain,
     keys,
-    models,
     schemas,
-    tenants,
     top,
     topics,
-    users,
 )
 from fairlane_server.cli.output import FAILURE, fail
 from fairlane_server.postgres.migrations import missing_extra
@@ -37,15 +35,15 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topics.app, name="topics")
-app.add_typer(tenants.app, name="tenants")
-app.add_typer(models.app, name="models")
+app.add_typer(control.tenants, name="tenants")
+app.add_typer(control.models, name="models")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
-app.add_typer(keys.app, name="keys")
-app.add_typer(users.app, name="users")
+app.add_typer(keys.keys_app, name="keys")
+app.add_typer(keys.users_app, name="users")
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)
 

@@ -1,10 +1,8 @@
 """``fairlane collections``: a tenant's documents, that requests of its are answered from."""
 
-import signal
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from types import FrameType
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,8 +10,9 @@ import typer
 from fairlane_server.cli.output import (
     FAILURE,
     AsJson,
+    DryRun,
+    Tenant,
     Yes,
-    checked_tenant,
     confirm,
     fail,
     printable,
@@ -25,18 +24,16 @@ from fairlane_server.cli.output import (
     utc,
     warn,
 )
-from fairlane_server.cli.progress import progress_bar
-from fairlane_server.retrieval.extra import require_extra
+from fairlane_server.cli.progress import interruptible, progress_bar
+from fairlane_server.retrieval import require_extra
 
 if TYPE_CHECKING:
     from fairlane_server.retrieval.collections import Collections
-    from fairlane_server.retrieval.ingestion import Failure, IngestOptions, IngestReport, Plan
+    from fairlane_server.retrieval.ingestion import IngestOptions, IngestReport, Plan
+    from fairlane_server.retrieval.sources import SkippedFile
     from fairlane_server.retrieval.store import Collection
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Of the collection.", show_default=False)]
-Tenant = Annotated[
-    str, typer.Option("--tenant", metavar="TENANT", help="Whose collection it is.", callback=checked_tenant)
-]
 
 
 @contextmanager
@@ -56,7 +53,6 @@ Paths = Annotated[
     typer.Argument(metavar="PATH...", help="Files, folders (read recursively) and quoted globs.", show_default=False),
 ]
 Prune = Annotated[bool, typer.Option("--prune", help="Remove the documents whose files are not in the folder.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 MaxTokens = Annotated[int, typer.Option(metavar="N", min=16, max=8_192, help="Most tokens of a passage.")]
 OverlapTokens = Annotated[
     int, typer.Option(metavar="N", min=0, help="Most tokens that a passage repeats of the one before it.")
@@ -97,7 +93,7 @@ def ingest_command(
         if dry_run:
             _show_plan(plan, as_json=as_json)
             return FAILURE if plan.failures else 0
-        with _interruptible() as stop, progress_bar("ingesting", len(plan.due), as_json=as_json) as advance:
+        with interruptible() as stop, progress_bar("ingesting", len(plan.due), as_json=as_json) as advance:
             report = ingestion.run(plan, progress=advance, stop=stop)
     _show_report(report, as_json=as_json)
     return FAILURE if report.failures or report.stopped else 0
@@ -105,34 +101,14 @@ def ingest_command(
 
 def _options(max_tokens: int, overlap_tokens: int, max_file_mb: int) -> "IngestOptions":
     from fairlane_server.retrieval.chunking import Chunking
-    from fairlane_server.retrieval.documents import DocumentLimits
     from fairlane_server.retrieval.ingestion import IngestOptions
+    from fairlane_server.retrieval.parsers import DocumentLimits
 
     try:
         chunking = Chunking(max_tokens, overlap_tokens)
     except ValueError as error:
         fail(f"--{str(error).replace('_', '-', 1)}")
     return IngestOptions(chunking, DocumentLimits(max_file_bytes=max_file_mb * 1_000_000))
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Yields a function that returns whether to stop. The first Ctrl-C or SIGTERM stops after the current batch; a
-    second one ends the command."""
-    asked = False
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-
-    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield lambda: asked
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _show_plan(plan: "Plan", *, as_json: bool) -> None:
@@ -149,9 +125,9 @@ def _show_plan(plan: "Plan", *, as_json: bool) -> None:
             }
         )
         return
-    _say_each("new", [file.source for file in plan.new])
-    _say_each("changed", [file.source for file in plan.changed])
-    _say_each("gone", list(plan.gone))
+    sources = {"new": [f.source for f in plan.new], "changed": [f.source for f in plan.changed], "gone": [*plan.gone]}
+    for what, names in sources.items():
+        _each([f"{what}: {printable(name)}" for name in names], say, what + ": and {:,} more")
     _warn_of(plan.failures)
     say(
         f"would store {len(plan.new):,} new and {len(plan.changed):,} changed documents, "
@@ -180,18 +156,17 @@ def _besides(failures: int, left_out: int) -> str:
     return failed + (f"; {left_out:,} left out (hidden, unknown formats, links; --json names them)" if left_out else "")
 
 
-def _say_each(what: str, sources: Sequence[str]) -> None:
-    for source in sources[:_MOST_SHOWN]:
-        say(f"{what}: {printable(source)}")
-    if (more := len(sources) - _MOST_SHOWN) > 0:
-        say(f"{what}: and {more:,} more (--json names them)")
+def _each(lines: Sequence[str], write: Callable[[str], None], rest: str) -> None:
+    """Some of the lines, and how many more there are of what ``rest`` names."""
+    for line in lines[:_MOST_SHOWN]:
+        write(line)
+    if (more := len(lines) - _MOST_SHOWN) > 0:
+        write(f"{rest.format(more)} (--json names them)")
 
 
-def _warn_of(failures: "Sequence[Failure]") -> None:
-    for failure in failures[:_MOST_SHOWN]:
-        warn(f"{printable(failure.source)}: {printable(failure.reason)}")
-    if (more := len(failures) - _MOST_SHOWN) > 0:
-        warn(f"and {more:,} more files (--json names them)")
+def _warn_of(failures: "Sequence[SkippedFile]") -> None:
+    lines = [f"{printable(failure.source)}: {printable(failure.reason)}" for failure in failures]
+    _each(lines, warn, "and {:,} more files")
 
 
 WithDocuments = Annotated[bool, typer.Option("--documents", help="Name the documents in it as well.")]

@@ -9,8 +9,8 @@ import typer
 
 from fairlane_server.cli.output import (
     AsJson,
+    Tenant,
     Yes,
-    checked_tenant,
     confirm,
     printable,
     say,
@@ -26,9 +26,6 @@ if TYPE_CHECKING:
     from fairlane_server.conversations.turns import StoredTurn
 
 Name = Annotated[str, typer.Argument(metavar="ID", help="Of the conversation.", show_default=False)]
-Tenant = Annotated[
-    str, typer.Option("--tenant", metavar="TENANT", help="Whose conversation it is.", callback=checked_tenant)
-]
 Most = Annotated[int, typer.Option("--last", metavar="N", min=1, help="At most so many, the newest.")]
 
 app = typer.Typer(help="What was said in conversations, that later turns are answered from.", no_args_is_help=True)

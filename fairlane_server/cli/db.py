@@ -4,10 +4,8 @@ from dataclasses import asdict
 
 import typer
 
-from fairlane_server.cli.output import AsJson, settings_with, show
+from fairlane_server.cli.output import CHANGES_PENDING, AsJson, settings_with, show
 from fairlane_server.postgres.migrations import status, upgrade
-
-CHANGES_PENDING = 2
 
 app = typer.Typer(help="The tables that the recorder fills.", no_args_is_help=True)
 

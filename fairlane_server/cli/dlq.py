@@ -5,13 +5,13 @@ Deletion goes from the oldest up to a place or a time: Kafka deletes a partition
 
 import getpass
 import json
-import signal
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from types import FrameType
+from functools import partial
 from typing import Annotated
 from uuid import uuid4
 
@@ -19,7 +19,7 @@ import typer
 
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.dead_letters import Letter, position_name
+from fairlane.dead_letters import Letter, ReplayMark, position_name
 from fairlane.names import DEAD_LETTER_REQUESTS, DEAD_LETTER_WORK
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import codec_for
@@ -27,6 +27,7 @@ from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     AsJson,
     BootstrapServers,
+    DryRun,
     Yes,
     confirm,
     fail,
@@ -38,7 +39,7 @@ from fairlane_server.cli.output import (
     utc,
     warn,
 )
-from fairlane_server.cli.progress import progress_bar
+from fairlane_server.cli.progress import interruptible, progress_bar
 from fairlane_server.dead_letters.describe import contents, facts, flat
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import (
@@ -49,15 +50,7 @@ from fairlane_server.dead_letters.replay import (
     ReplayRate,
     make_replay,
 )
-from fairlane_server.dead_letters.selection import (
-    ALL_OFFSETS,
-    OffsetRange,
-    OffsetSet,
-    Selection,
-    Survey,
-    parse_offsets,
-    parse_time,
-)
+from fairlane_server.dead_letters.selection import ALL_OFFSETS, OffsetRange, Selection, parse_offsets, parse_time
 
 
 class DeadLetters(StrEnum):
@@ -68,6 +61,22 @@ class DeadLetters(StrEnum):
 
 
 TOPICS = {DeadLetters.REQUESTS: DEAD_LETTER_REQUESTS, DeadLetters.WORK: DEAD_LETTER_WORK}
+
+
+def _time(option: str, text: str) -> int:
+    """The time that an option names, milliseconds since the epoch. Ends the command when it names none."""
+    try:
+        return parse_time(text, now_ms())
+    except ValueError as error:
+        fail(f"{option} {text}: {error}")
+
+
+def _offsets(text: str) -> OffsetRange:
+    try:
+        return parse_offsets(text)
+    except ValueError as error:
+        fail(f"--offsets {text}: {error}")
+
 
 Topic = Annotated[
     DeadLetters | None, typer.Option("--topic", help="dead-letter.requests or dead-letter.work; by default both.")
@@ -80,42 +89,29 @@ ExceptionClass = Annotated[
 ]
 RequestId = Annotated[str | None, typer.Option(metavar="ID", help="Only letters of this request.")]
 Since = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Only what died at or after: 2h (ago), or ISO 8601 (UTC).")
+    int | None,
+    typer.Option(
+        metavar="TIME",
+        parser=partial(_time, "--since"),
+        help="Only what died at or after: 2h (ago), or ISO 8601 (UTC).",
+    ),
 ]
-Until = Annotated[str | None, typer.Option(metavar="TIME", help="Only what died before: 2h (ago), or ISO 8601 (UTC).")]
+Until = Annotated[
+    int | None,
+    typer.Option(
+        metavar="TIME", parser=partial(_time, "--until"), help="Only what died before: 2h (ago), or ISO 8601 (UTC)."
+    ),
+]
 Offsets = Annotated[
-    str | None, typer.Option(metavar="RANGE", help="Only these offsets: 12, 12-40, 12- or -40. Needs --topic.")
+    OffsetRange | None,
+    typer.Option(metavar="RANGE", parser=_offsets, help="Only these offsets: 12, 12-40, 12- or -40. Needs --topic."),
 ]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 
 
-def select(
-    topic: DeadLetters | None,
-    *,
-    tenant: str | None,
-    model: str | None,
-    exception: str | None,
-    request_id: str | None,
-    since: str | None,
-    until: str | None,
-    offsets: str | None,
-) -> Selection:
-    """The selection made by the options. Ends the command if one of them is invalid."""
-    if offsets is not None and topic is None:
+def _checked(selection: Selection, topic: DeadLetters | None) -> Selection:
+    if selection.offsets != ALL_OFFSETS and topic is None:
         fail("--offsets: each topic has its own offsets, so it needs --topic as well")
-    try:
-        found = ALL_OFFSETS if offsets is None else parse_offsets(offsets)
-    except ValueError as error:
-        fail(f"--offsets {offsets}: {error}")
-    return Selection(tenant, model, exception, request_id, time_of("--since", since), time_of("--until", until), found)
-
-
-def time_of(option: str, text: str | None) -> int | None:
-    """The time that an option names, milliseconds since the epoch. Ends the command when it names none."""
-    try:
-        return None if text is None else parse_time(text, now_ms())
-    except ValueError as error:
-        fail(f"{option} {text}: {error}")
+    return selection
 
 
 def topics_of(topic: DeadLetters | None) -> list[str]:
@@ -157,29 +153,31 @@ def list_command(
     as_json: AsJson = False,
 ) -> None:
     """List the current dead letters and which of them were replayed. Never shows text of a request."""
-    selection = select(
-        topic,
-        tenant=tenant,
-        model=model,
-        exception=exception,
-        request_id=request_id,
-        since=since,
-        until=until,
-        offsets=offsets,
-    )
+    filters = Selection(tenant, model, exception, request_id, since, until, offsets or ALL_OFFSETS)
+    selection = _checked(filters, topic)
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
-    listing = _Listing(selection, limit)
+    rows: dict[SourceCoordinate, dict[str, object]] = {}
+    replays: dict[SourceCoordinate, list[str]] = {}
+    count = 0
     with DeadLetterReader(settings, codec_for(settings)) as log:
         for stretch in log.stretches(topics_of(topic), since_ms=selection.since_ms, partition=partition):
-            listing.read(log, stretch, as_json=as_json)
+            for found in _read(log, stretch, as_json=as_json):
+                if isinstance(found, ReplayMark):
+                    # It comes after its letter, so a row that is shown exists already.
+                    replays.get(found.letter, []).append(found.request_id)
+                elif selection.takes(found):
+                    count += 1
+                    if count <= limit:
+                        replays[found.place] = []
+                        rows[found.place] = {**facts(found), "replayed_as": replays[found.place]}
     if as_json:
-        show_json({"letters": list(listing.rows.values()), "found": listing.found})
+        show_json({"letters": list(rows.values()), "found": count})
         return
-    if not listing.found:
+    if not rows:
         say("no dead letters")
         return
-    show_table(_COLUMNS, [_row(place, row) for place, row in listing.rows.items()])
-    if (hidden := listing.found - len(listing.rows)) > 0:
+    show_table(_COLUMNS, [_row(place, row) for place, row in rows.items()])
+    if (hidden := count - len(rows)) > 0:
         say(f"and {hidden} more: --limit shows more at once, --since and --offsets the later ones")
 
 
@@ -203,11 +201,11 @@ def show_command(
     if len(found) > 1:
         fail(f"there is one at each of {' and '.join(map(short_name, places))}: say which with --topic")
     (letter,) = found
-    told = facts(letter)
+    described = facts(letter)
     written = {name: value.decode(errors="replace") for name, value in letter.record.headers.items()}
     content = contents(letter, with_input=with_input)
     if as_json:
-        show_json({**told, "headers": written, "content": content})
+        show_json({**described, "headers": written, "content": content})
         return
     say(f"{short_name(letter.place)}, died {utc(letter.died_at_ms)} UTC, {len(letter.record.value)} bytes")
     say(f"holds {letter.kind}" if letter.problem is None else f"cannot be read: {printable(letter.problem)}")
@@ -219,32 +217,12 @@ def show_command(
             say(f"  {printable(name)}: " + "\n    ".join(map(printable, value.split("\n"))))
 
 
-class _Listing:
-    """The first letters that are meant, as rows, and how many there are."""
-
-    def __init__(self, selection: Selection, limit: int) -> None:
-        self.rows: dict[SourceCoordinate, dict[str, object]] = {}
-        self.found = 0
-        self._selection = selection
-        self._limit = limit
-        self._replays: dict[SourceCoordinate, list[str]] = {}
-
-    def read(self, log: DeadLetterReader, stretch: PartitionRange, *, as_json: bool) -> None:
-        """Take in a partition. Raises ClusterError."""
-        with progress_bar(f"reading {stretch.name}", len(stretch), as_json=as_json) as advance:
-            for offset, found in log.read(stretch):
-                advance(offset + 1 - stretch.first)
-                if not isinstance(found, Letter):
-                    # It stands behind its letter, so the row is there already.
-                    self._replays.get(found.letter, []).append(found.request_id)
-                elif self._selection.takes(found):
-                    self._add(found)
-
-    def _add(self, letter: Letter) -> None:
-        self.found += 1
-        if len(self.rows) < self._limit:
-            replays = self._replays[letter.place] = []
-            self.rows[letter.place] = {**facts(letter), "replayed_as": replays}
+def _read(log: DeadLetterReader, stretch: PartitionRange, *, as_json: bool) -> Iterator[Letter | ReplayMark]:
+    """The letters and marks of a partition, below a progress bar. Raises ClusterError."""
+    with progress_bar(f"reading {stretch.name}", len(stretch), as_json=as_json) as advance:
+        for offset, found in log.read(stretch):
+            advance(offset + 1 - stretch.first)
+            yield found
 
 
 def _row(place: SourceCoordinate, row: Mapping[str, object]) -> tuple[str, ...]:
@@ -295,35 +273,27 @@ def replay_command(
     """Send dead letters again, each as a new request with an id of its own, on the topic its tenant sent it on.
 
     Each once: what was replayed before is left out, and Ctrl-C loses nothing, for the same command goes on from there.
-    A letter without a request in it is skipped and named. The reply to the first request stands; the new one's names
-    it as `replay_of`. With --json one object a line, the last with the counts.
+    A letter without a request in it is skipped and named. The reply to the first request remains valid; the reply to
+    the new one names it as `replay_of`. With --json one object a line, the last with the counts.
     """
-    selection = select(
-        topic,
-        tenant=tenant,
-        model=model,
-        exception=exception,
-        request_id=request_id,
-        since=since,
-        until=until,
-        offsets=offsets,
-    )
-    if selection.is_everything and topic is None and limit is None and not everything:
+    filters = Selection(tenant, model, exception, request_id, since, until, offsets or ALL_OFFSETS)
+    selection = _checked(filters, topic)
+    if selection == Selection() and topic is None and limit is None and not everything:
         fail("say what to replay: --topic or another filter, --limit, or --all")
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     codec = codec_for(settings)
-    run = _Run(selection, ReplayRate(rate), limit, again=again, as_json=as_json)
+    run = _Run(ReplayRate(rate), limit, as_json=as_json)
     with DeadLetterReader(settings, codec) as log, _replayer(settings, codec, dry_run=dry_run) as replayer:
-        # Not before nobody else replays: what they did is then there to be read, up to the very end of the log.
+        # After the replayer has fenced all others, and up to the very end of the log: what they did is then found.
         stretches = log.stretches(
             topics_of(topic), since_ms=selection.since_ms, partition=partition, whole=replayer is not None
         )
-        due = [(stretch, run.survey(log, stretch)) for stretch in stretches]
+        surveys = [(stretch, _survey(log, stretch, selection, as_json=as_json)) for stretch in stretches]
         try:
-            run.replay(log, due, replayer)
+            run.replay(log, surveys, replayer, again=again)
         finally:
             run.report(dry_run=dry_run)
-    if run.failed or run.interrupted:
+    if run.counts["failed"] or run.stopping():
         raise typer.Exit(1)
 
 
@@ -339,145 +309,109 @@ def _replayer(settings: Settings, codec: Codec, *, dry_run: bool) -> Iterator[Re
         replayer.close()
 
 
+_SELECTED, _REPLAYED = 1, 2
+
+
+def _survey(log: DeadLetterReader, stretch: PartitionRange, selection: Selection, *, as_json: bool) -> bytearray:
+    """One byte for each offset of a partition, which may hold millions: whether its letter is selected, and whether it
+    was replayed as well. Raises ClusterError."""
+    marks = bytearray(len(stretch))
+    for found in _read(log, stretch, as_json=as_json):
+        if isinstance(found, Letter):
+            if selection.takes(found):
+                marks[found.place.offset - stretch.first] = _SELECTED
+        elif (index := found.letter.offset - stretch.first) >= 0 and marks[index]:
+            marks[index] = _REPLAYED
+    return marks
+
+
 @dataclass(slots=True)
 class _Run:
-    """One run of the command, and what it came to."""
+    """One run of the command and its counts."""
 
-    selection: Selection
     pace: ReplayRate
     limit: int | None
-    again: bool
     as_json: bool
-    interrupted: bool = False
-    replayed: int = 0
-    skipped: int = 0
-    failed: int = 0
-    before: int = field(default=0)
-    """Letters that are meant and were replayed before."""
-    left: int = 0
-    """Letters that are due and were not come to."""
-
-    def survey(self, log: DeadLetterReader, stretch: PartitionRange) -> OffsetSet:
-        """The letters of a partition that are due. Raises ClusterError."""
-        survey = Survey.begin(self.selection, stretch.first)
-        with progress_bar(f"reading {stretch.name}", len(stretch), as_json=self.as_json) as advance:
-            for offset, found in log.read(stretch):
-                survey.take(found)
-                advance(offset + 1 - stretch.first)
-        due = survey.meant
-        if not self.again:
-            for offset in survey.replayed:
-                self.before += offset in due
-                due.discard(offset)
-        return due
+    stopping: Callable[[], bool] = lambda: False
+    counts: Counter[str] = field(default_factory=Counter)
+    """Letters by result: replayed, skipped, failed, replayed_before; and left, which are due and were not reached."""
 
     def replay(
-        self, log: DeadLetterReader, due: list[tuple[PartitionRange, OffsetSet]], replayer: Replayer | None
+        self,
+        log: DeadLetterReader,
+        surveys: list[tuple[PartitionRange, bytearray]],
+        replayer: Replayer | None,
+        *,
+        again: bool,
     ) -> None:
         """Send what is due; only say so without a replayer. Raises ClusterError when it cannot go on."""
-        self.left = sum(len(offsets) for _, offsets in due)
-        total = self.left if self.limit is None else min(self.left, self.limit)
-        with self._interruptible(), progress_bar("replaying", total, as_json=self.as_json) as advance:
-            for letter in _letters(log, due):
-                if self.interrupted or (self.limit is not None and self.replayed + self.failed >= self.limit):
+        if again:
+            surveys = [(stretch, marks.replace(b"\2", b"\1")) for stretch, marks in surveys]
+        left = sum(marks.count(_SELECTED) for _, marks in surveys)
+        self.counts.update(left=left, replayed_before=sum(marks.count(_REPLAYED) for _, marks in surveys))
+        total = left if self.limit is None else min(left, self.limit)
+        with interruptible() as self.stopping, progress_bar("replaying", total, as_json=self.as_json) as advance:
+            for letter in _due_letters(log, surveys):
+                sent = self.counts["replayed"] + self.counts["failed"]
+                if self.stopping() or (self.limit is not None and sent >= self.limit):
                     return
                 self._one(letter, replayer)
-                advance(self.replayed + self.failed + self.skipped)
+                advance(left - self.counts["left"])
 
     def report(self, *, dry_run: bool) -> None:
         if self.as_json:
-            counts = {
-                "replayed": self.replayed,
-                "skipped": self.skipped,
-                "failed": self.failed,
-                "replayed_before": self.before,
-                "left": self.left,
-            }
-            _line({"summary": counts, "dry_run": dry_run, "interrupted": self.interrupted})
+            counts = {name: self.counts[name] for name in ("replayed", "skipped", "failed", "replayed_before", "left")}
+            _line({"summary": counts, "dry_run": dry_run, "interrupted": self.stopping()})
             return
-        parts = [f"{self.replayed} {'would be replayed' if dry_run else 'replayed'}"]
-        parts += [f"{self.skipped} skipped"] if self.skipped else []
-        parts += [f"{self.failed} failed"] if self.failed else []
-        parts += [f"{self.left} left"] if self.left else []
-        parts += [f"{self.before} replayed before (--again sends them once more)"] if self.before else []
-        say(("stopped: " if self.interrupted else "") + ", ".join(parts))
+        parts = [f"{self.counts['replayed']} {'would be replayed' if dry_run else 'replayed'}"]
+        parts += [f"{self.counts[name]} {name}" for name in ("skipped", "failed", "left") if self.counts[name]]
+        if before := self.counts["replayed_before"]:
+            parts.append(f"{before} replayed before (--again sends them once more)")
+        say(("stopped: " if self.stopping() else "") + ", ".join(parts))
 
     def _one(self, letter: Letter, replayer: Replayer | None) -> None:
         try:
             replay = make_replay(letter, str(uuid4()))
-        except NotReplayableError as error:
-            self.skipped += 1
-            self.left -= 1
-            self._tell(letter.place, "skipped", str(error))
-            return
-        if replayer is None:
-            self.replayed += 1
-            self.left -= 1
-            self._tell_replay(replay, None)
-            return
-        if not self._wait():
-            return
-        try:
-            place = replayer.send(replay)
-        except NotReplayedError as error:
-            self.failed += 1
-            self._tell(letter.place, "failed", str(error))
+            if replayer is not None and not self._wait():
+                return
+            place = None if replayer is None else replayer.send(replay)
+        except (NotReplayableError, NotReplayedError) as error:
+            result = "skipped" if isinstance(error, NotReplayableError) else "failed"
+            if self.as_json:
+                _line({"letter": position_name(letter.place), "result": result, "reason": str(error)})
+            else:
+                warn(f"{short_name(letter.place)}: {result}: {printable(str(error))}")
         else:
-            self.replayed += 1
-            self._tell_replay(replay, place)
-        self.left -= 1
+            result = "replayed"
+            self._show(replay, place)
+        self.counts.update({result: 1, "left": -1})
 
     def _wait(self) -> bool:
         """Wait for the next turn. False when there will be none."""
-        while (wait_s := self.pace.wait_s(time.monotonic())) > 0 and not self.interrupted:
+        while (wait_s := self.pace.wait_s(time.monotonic())) > 0 and not self.stopping():
             time.sleep(min(_NAP_S, wait_s))
         self.pace.went(time.monotonic())
-        return not self.interrupted
+        return not self.stopping()
 
-    @contextmanager
-    def _interruptible(self) -> Iterator[None]:
-        """Ctrl-C ends after the letter that is under way; a second one at once."""
-
-        def interrupt(_number: int, _frame: FrameType | None) -> None:
-            if self.interrupted:
-                raise KeyboardInterrupt
-            self.interrupted = True
-
-        before = signal.signal(signal.SIGINT, interrupt)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, before)
-
-    def _tell(self, place: SourceCoordinate, result: str, reason: str) -> None:
-        if self.as_json:
-            _line({"letter": position_name(place), "result": result, "reason": reason})
-        else:
-            warn(f"{short_name(place)}: {result}: {printable(reason)}")
-
-    def _tell_replay(self, replay: Replay, place: SourceCoordinate | None) -> None:
+    def _show(self, replay: Replay, place: SourceCoordinate | None) -> None:
         request = replay.request
         if self.as_json:
             done = {} if place is None else {"request_id": request.request_id, "place": position_name(place)}
-            told = {"letter": position_name(replay.letter), "result": "replayed" if place else "would be replayed"}
-            _line({**told, "topic": replay.topic, "replay_of": request.replay_of, **done})
-        elif place is None:
-            say(f"{short_name(replay.letter)}: would go to {replay.topic}, replay of {request.replay_of}")
-        else:
-            say(
-                f"{short_name(replay.letter)}: sent as {request.request_id} to {position_name(place)}, "
-                f"replay of {request.replay_of}"
-            )
+            line = {"letter": position_name(replay.letter), "result": "replayed" if place else "would be replayed"}
+            _line({**line, "topic": replay.topic, "replay_of": request.replay_of, **done})
+            return
+        where = f"sent as {request.request_id} to {position_name(place)}" if place else f"would go to {replay.topic}"
+        say(f"{short_name(replay.letter)}: {where}, replay of {request.replay_of}")
 
 
-def _letters(log: DeadLetterReader, due: list[tuple[PartitionRange, OffsetSet]]) -> Iterator[Letter]:
-    for stretch, offsets in due:
-        if not len(offsets):
-            continue
-        due_stretch = PartitionRange(stretch.topic, stretch.partition, min(offsets), max(offsets) + 1)
-        for offset, found in log.read(due_stretch):
-            if offset in offsets and isinstance(found, Letter):
-                yield found
+def _due_letters(log: DeadLetterReader, surveys: list[tuple[PartitionRange, bytearray]]) -> Iterator[Letter]:
+    for stretch, marks in surveys:
+        first, last = marks.find(_SELECTED), marks.rfind(_SELECTED)
+        if first >= 0:
+            due = PartitionRange(stretch.topic, stretch.partition, stretch.first + first, stretch.first + last + 1)
+            for offset, found in log.read(due):
+                if marks[offset - stretch.first] == _SELECTED and isinstance(found, Letter):
+                    yield found
 
 
 def _line(value: object) -> None:
@@ -491,7 +425,9 @@ _WHY_NOT = (
 OneTopic = Annotated[
     DeadLetters | None, typer.Option("--topic", help="dead-letter.requests or dead-letter.work; needed.")
 ]
-UpToOffset = Annotated[str | None, typer.Option(metavar="RANGE", help="Up to and with an offset: -40.")]
+UpToOffset = Annotated[
+    OffsetRange | None, typer.Option(metavar="RANGE", parser=_offsets, help="Up to and with an offset: -40.")
+]
 Refused = Annotated[str | None, typer.Option(hidden=True)]
 
 
@@ -533,15 +469,18 @@ def purge_command(
         fail("say where: --topic requests or --topic work")
     if until is None and offsets is None:
         fail("say up to where: --until TIME or --offsets -N (--until 0s is everything)")
-    selection = select(
-        topic, tenant=None, model=None, exception=None, request_id=None, since=None, until=until, offsets=offsets
-    )
-    if selection.offsets.first > 0:
-        fail(f"--offsets {offsets}: {_WHY_NOT}")
+    offsets = offsets or ALL_OFFSETS
+    if offsets.first > 0:
+        shown = "" if offsets.last is None else offsets.last
+        fail(f"--offsets {offsets.first}-{shown}: {_WHY_NOT}")
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     with DeadLetterReader(settings, codec_for(settings)) as log:
         stretches = log.stretches(topics_of(topic), partition=partition)
-        cuts = [cut for stretch in stretches if (cut := _cut(log, stretch, selection, as_json=as_json)).before_offset]
+        cuts = [
+            cut
+            for stretch in stretches
+            if (cut := _cut(log, stretch, until, offsets.last, as_json=as_json)).before_offset
+        ]
         letters, replayed = sum(cut.letters for cut in cuts), sum(cut.replayed for cut in cuts)
         what = f"{letters} dead letters of {topics_of(topic)[0]}, {letters - replayed} of them never replayed"
         if cuts and not dry_run:
@@ -558,21 +497,16 @@ def purge_command(
         say(f"{'would delete' if dry_run else 'deleted'} {what}")
 
 
-def _cut(log: DeadLetterReader, stretch: PartitionRange, selection: Selection, *, as_json: bool) -> _Cut:
+def _cut(
+    log: DeadLetterReader, stretch: PartitionRange, until_ms: int | None, last: int | None, *, as_json: bool
+) -> _Cut:
     """Where to cut a partition, and what goes; before offset 0 when nothing does."""
-    end = stretch.end
-    if selection.offsets.last is not None:
-        end = min(end, selection.offsets.last + 1)
-    if selection.until_ms is not None:
-        until = log.offset_at(stretch.topic, stretch.partition, selection.until_ms)
-        end = end if until is None else min(end, until)
+    end = stretch.end if last is None else min(stretch.end, last + 1)
+    if until_ms is not None and (until := log.offset_at(stretch.topic, stretch.partition, until_ms)) is not None:
+        end = min(end, until)
     if end <= stretch.first:
         return _Cut(stretch.topic, stretch.partition, 0, 0, 0)
-    # Marks of what goes may stand behind it.
-    survey = Survey.begin(Selection(offsets=OffsetRange(last=end - 1)), stretch.first)
-    with progress_bar(f"reading {stretch.name}", len(stretch), as_json=as_json) as advance:
-        for offset, found in log.read(stretch):
-            survey.take(found)
-            advance(offset + 1 - stretch.first)
-    replayed = sum(offset in survey.replayed for offset in survey.meant)
-    return _Cut(stretch.topic, stretch.partition, end, len(survey.meant), replayed)
+    # To the end of the partition: a mark may come after the cut that removes its letter.
+    marks = _survey(log, stretch, Selection(offsets=OffsetRange(last=end - 1)), as_json=as_json)
+    replayed = marks.count(_REPLAYED)
+    return _Cut(stretch.topic, stretch.partition, end, marks.count(_SELECTED) + replayed, replayed)

@@ -18,7 +18,7 @@ from fairlane_server.cli.output import (
     utc,
 )
 from fairlane_server.postgres.request_history import read_history
-from fairlane_server.postgres.request_timeline import Publication, TimelineEvent, tell
+from fairlane_server.postgres.request_timeline import RequestTimeline, TimelineEvent, tell
 
 # The longest first: a name ends in exactly one of them.
 _UNITS = (
@@ -63,7 +63,7 @@ def explain_command(request_id: RequestId, tenant: Tenant = None, *, as_json: As
         _show(request_id, place, f" ({number} of {len(places)} places with this id)" if len(places) > 1 else "")
 
 
-def _as_json(place: Publication) -> dict[str, object]:
+def _as_json(place: RequestTimeline) -> dict[str, object]:
     began_at_ms = place.began_at_ms
     return {
         "tenant": place.tenant,
@@ -78,7 +78,7 @@ def _event_as_json(event: TimelineEvent) -> dict[str, object]:
     return {name: value for name, value in asdict(event).items() if value is not None}
 
 
-def _show(request_id: str, place: Publication, which: str) -> None:
+def _show(request_id: str, place: RequestTimeline, which: str) -> None:
     source = place.source
     where = f"{source.topic}-{source.partition}@{source.offset}" if source.topic else "a place that is not known"
     say(f"request {printable(request_id)}{which}")

@@ -1,4 +1,4 @@
-"""``fairlane keys``: API keys of the gateway."""
+"""``fairlane keys`` and ``fairlane users``: API keys of the gateway, and the users who own keys or present tokens."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,7 +13,7 @@ from fairlane_server.api_keys.api_key import Role, Scope
 from fairlane_server.cli.output import (
     AsJson,
     OneTenant,
-    checked_tenant,
+    Tenant,
     fail,
     printable,
     say,
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 _LONGEST_MS = 3_660 * 86_400_000
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Of the key: 16 digits and letters.", show_default=False)]
-Tenant = Annotated[str, typer.Option("--tenant", metavar="TENANT", help="Whose key it is.", callback=checked_tenant)]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for.", show_default=False)]
 OfRole = Annotated[Role, typer.Option("--role", help="What it may do.")]
 Scopes = Annotated[
@@ -51,10 +50,10 @@ RotatedExpires = Annotated[
 Overlap = Annotated[str, typer.Option(metavar="SPAN", help="How long the old one still passes: 0s, 30m, 2h, 7d.")]
 Ended = Annotated[bool, typer.Option("--all", help="Also what was revoked or has expired.")]
 
-app = typer.Typer(help="API keys of the gateway, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).", no_args_is_help=True)
+keys_app = typer.Typer(help="API keys of the gateway, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).", no_args_is_help=True)
 
 
-@app.command("create")
+@keys_app.command("create")
 def create_command(
     tenant: Tenant,
     name: Name,
@@ -67,38 +66,38 @@ def create_command(
 ) -> None:
     """Make a key and print it. It is shown this once: only a hash of it is kept."""
     expires_in_ms = _span("--expires", expires, least_ms=1)
-    with opened() as keys:
-        issued = keys.create(tenant, name, role, scope or (), user=user, expires_in_ms=expires_in_ms)
+    with opened() as store:
+        issued = store.create(tenant, name, role, scope or (), user=user, expires_in_ms=expires_in_ms)
     _show_issued(issued, as_json=as_json)
 
 
-@app.command("list")
+@keys_app.command("list")
 def list_command(tenant: OneTenant = None, *, ended: Ended = False, as_json: AsJson = False) -> None:
     """List the keys, without their secrets, which are not stored."""
-    with opened() as keys:
-        found = keys.list(tenant, ended=ended)
+    with opened() as store:
+        found = store.list(tenant, ended=ended)
     columns = ("key", "tenant", "name", "role", "scopes", "user", "state", "created (UTC)", "expires", "last used")
     show_list("keys", found, columns, _row, to_json=asdict, empty="there are no keys", as_json=as_json)
 
 
-@app.command("revoke")
+@keys_app.command("revoke")
 def revoke_command(key_id: KeyId, *, as_json: AsJson = False) -> None:
     """End a key. Every gateway that reaches Postgres refuses it within about a second."""
-    with opened() as keys:
-        key = keys.revoke(key_id)
+    with opened() as store:
+        key = store.revoke(key_id)
     text = f"revoked {key.key_id} of tenant {key.tenant} ({printable(key.name)})"
     show({"revoked": asdict(key)}, text, as_json=as_json)
 
 
-@app.command("rotate")
+@keys_app.command("rotate")
 def rotate_command(
     key_id: KeyId, overlap: Overlap = "0s", expires: RotatedExpires = None, *, as_json: AsJson = False
 ) -> None:
     """Make a key that may do what this one may, print it, and end this one after the overlap."""
     overlap_ms = _span("--overlap", overlap) or 0
     expires_in_ms = _span("--expires", expires, least_ms=1)
-    with opened() as keys:
-        issued = keys.rotate(key_id, overlap_ms, expires_in_ms)
+    with opened() as store:
+        issued = store.rotate(key_id, overlap_ms, expires_in_ms)
     _show_issued(issued, as_json=as_json)
 
 
@@ -111,8 +110,8 @@ def opened() -> "Iterator[ApiKeys]":
     # What is done to keys is logged, on stderr.
     logs.configure(settings, "keys")
     dsn = settings.postgres_owner_dsn or settings.postgres_dsn
-    with ApiKeys(dsn.get_secret_value()) as keys:
-        yield keys
+    with ApiKeys(dsn.get_secret_value()) as store:
+        yield store
 
 
 def _show_issued(issued: "IssuedKey", *, as_json: bool) -> None:
@@ -149,3 +148,45 @@ def _state(key: "ApiKey") -> str:
     if key.revoked_at_ms is not None:
         return "revoked"
     return "expired" if key.expires_at_ms is not None and key.expires_at_ms <= now_ms() else "valid"
+
+
+Subject = Annotated[
+    str, typer.Argument(metavar="SUBJECT", help="`sub` of the tokens of this user.", show_default=False)
+]
+UserRole = Annotated[Role, typer.Option("--role", help="What the user may do, whatever the tokens say.")]
+Disabled = Annotated[bool, typer.Option("--disabled", help="Refuse the user's tokens and keys.")]
+
+users_app = typer.Typer(help="Users of the gateway, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).", no_args_is_help=True)
+
+
+@users_app.command("set")
+def set_user(
+    subject: Subject,
+    tenant: Tenant,
+    role: UserRole = Role.TENANT,
+    *,
+    disabled: Disabled = False,
+    as_json: AsJson = False,
+) -> None:
+    """Set a user's role and status. Users without an entry have the permissions of their tokens."""
+    with opened() as store:
+        user = store.set_user(tenant, subject, role, disabled=disabled)
+    state = "disabled" if user.disabled else user.role
+    text = f"user {printable(user.subject)} of tenant {user.tenant}: {state}"
+    show({"user": asdict(user)}, text, as_json=as_json)
+
+
+@users_app.command("list")
+def list_users(tenant: OneTenant = None, *, as_json: AsJson = False) -> None:
+    """List the users that have an entry."""
+    with opened() as store:
+        found = store.users(tenant)
+    show_list(
+        "users",
+        found,
+        ("tenant", "user", "role", "disabled"),
+        lambda user: (user.tenant, user.subject, user.role, "yes" if user.disabled else "no"),
+        to_json=asdict,
+        empty="there are no users",
+        as_json=as_json,
+    )

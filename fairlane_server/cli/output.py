@@ -11,6 +11,7 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from fairlane.names import is_name
 from fairlane.settings import Settings
@@ -43,6 +44,10 @@ ReplicationFactor = Annotated[
 OneTenant = Annotated[
     str | None, typer.Option("--tenant", metavar="TENANT", help="Only of this tenant.", callback=checked_tenant)
 ]
+Tenant = Annotated[
+    str, typer.Option("--tenant", metavar="TENANT", help="The tenant to act for.", callback=checked_tenant)
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Only say what would be done.")]
 Yes = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of a table.")]
 Force = Annotated[bool, typer.Option("--force", help="Apply although the plan holds an error.")]
@@ -66,6 +71,7 @@ def _sentence(location: tuple[int | str, ...], message: str) -> str:
 
 _WIDTH_OF_A_PIPE = 160
 FAILURE = 1
+CHANGES_PENDING = 2
 
 
 def show_json(value: object) -> None:
@@ -111,14 +117,20 @@ def utc(at_ms: int | None) -> str:
     return "-" if at_ms is None else f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S}"
 
 
-def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table on stdout; nothing in a cell is taken for markup, or for a command to the terminal."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, overflow="fold")
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]], numbers: range = range(0)) -> Table:
+    """A table whose columns at the indexes ``numbers`` are aligned to the right; nothing in a cell is taken for markup,
+    or for a command to the terminal."""
+    made = Table(box=None, pad_edge=False, header_style="bold")
+    for index, column in enumerate(columns):
+        made.add_column(column, justify="right" if index in numbers else "left", overflow="fold")
     for row in rows:
-        table.add_row(*map(printable, row))
-    console().print(table, markup=False)
+        made.add_row(*(Text(printable(cell)) for cell in row))
+    return made
+
+
+def show_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """A table on stdout."""
+    console().print(table(columns, rows))
 
 
 def printable(text: str) -> str:

@@ -2,11 +2,13 @@
 goes, how long it will take yet, and a note.
 """
 
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from time import monotonic
+from types import FrameType
 from typing import Protocol
 
 from rich.console import Console
@@ -119,6 +121,26 @@ def progress_bar(what: str, total: int, *, as_json: bool = False) -> Iterator[Te
             return
         with bars.bar(what, total) as tell:
             yield tell
+
+
+@contextmanager
+def interruptible() -> Iterator[Callable[[], bool]]:
+    """Yields a function that returns whether to stop: after the first Ctrl-C or SIGTERM. A second one ends the
+    command."""
+    stopping = False
+
+    def interrupt(_number: int, _frame: FrameType | None) -> None:
+        nonlocal stopping
+        if stopping:
+            raise KeyboardInterrupt
+        stopping = True
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield lambda: stopping
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def pace_text(per_s: float | None, remaining_s: float | None) -> str:

@@ -10,13 +10,12 @@ from typing import Annotated
 import typer
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from fairlane.clock import now_ms
 from fairlane.outcomes import Priority
 from fairlane.schema_registry import codec_for
-from fairlane_server.cli.output import AsJson, BootstrapServers, console, printable, settings_with, show_json
+from fairlane_server.cli.output import AsJson, BootstrapServers, console, printable, settings_with, show_json, table
 from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow
 from fairlane_server.kafka.load_feed import LoadFeed
 
@@ -78,9 +77,9 @@ def render(view: LoadView, trouble: str | None) -> RenderableType:
     gone = f", {view.dispatchers_gone} gone" if view.dispatchers_gone else ""
     lines: list[RenderableType] = [
         Text(f"{at:%H:%M:%S} UTC  dispatchers: {view.dispatchers}{gone}"),
-        _table(_POOL_COLUMNS, 1, [_pool(row) for row in view.pools]),
+        table(_POOL_COLUMNS, map(_pool, view.pools), range(1, len(_POOL_COLUMNS) - 1)),
         Text(""),
-        _table(_TENANT_COLUMNS, 2, [_tenant(row) for row in view.tenants]),
+        table(_TENANT_COLUMNS, map(_tenant, view.tenants), range(2, len(_TENANT_COLUMNS) - 1)),
     ]
     if trouble is not None:
         lines.insert(1, Text(f"nothing comes in: {printable(trouble)}", style="bold red"))
@@ -98,17 +97,6 @@ def _screen(*, as_json: bool) -> Iterator[Callable[[LoadView, str | None], None]
             yield lambda view, trouble: live.update(render(view, trouble), refresh=True)
     else:
         yield lambda view, trouble: out.print(render(view, trouble))
-
-
-def _table(columns: tuple[str, ...], names: int, rows: list[tuple[str, ...]]) -> Table:
-    """Names to the left, numbers to the right."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for index, column in enumerate(columns):
-        numbers = names <= index < len(columns) - 1
-        table.add_column(column, justify="right" if numbers else "left", overflow="fold")
-    for row in rows:
-        table.add_row(*(Text(printable(cell)) for cell in row))
-    return table
 
 
 def _pool(row: PoolRow) -> tuple[str, ...]:

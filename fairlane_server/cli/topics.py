@@ -11,6 +11,7 @@ from fairlane.cluster import Cluster
 from fairlane.models import load_models
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
+    CHANGES_PENDING,
     FAILURE,
     AsJson,
     BootstrapServers,
@@ -29,9 +30,7 @@ from fairlane_server.cli.output import (
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
-from fairlane_server.topics.plan import Change, Deviation, Permissions, TopicPlan, plan, unknown_override_tenants
-
-CHANGES_PENDING = 2
+from fairlane_server.topics.plan import Change, Deviation, TopicPlan, plan, unknown_override_tenants
 
 app = typer.Typer(help="The topics of a cluster, held against topics.yaml.", no_args_is_help=True)
 
@@ -62,11 +61,7 @@ def plan_command(
     settings = settings_with(
         kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file, models_file=models_file
     )
-    families, wanted, notes = _wanted(settings, topics_file)
-    made = make_plan(
-        Cluster(settings), families, wanted, replication_factor, allowed=Permissions(delete=delete, shrink=shrink)
-    )
-    findings = (*notes, *made.findings)
+    _, wanted, made, findings = _plan(settings, topics_file, replication_factor, delete=delete, shrink=shrink)
     if as_json:
         show_json(
             {"changes": [change_json(change) for change in made.changes], "findings": list(map(asdict, findings))}
@@ -102,11 +97,8 @@ def apply_command(
     settings = settings_with(
         kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file, models_file=models_file
     )
-    families, wanted, notes = _wanted(settings, topics_file)
-    cluster = Cluster(settings)
-    made = make_plan(cluster, families, wanted, replication_factor, allowed=Permissions(delete=delete, shrink=shrink))
+    cluster, wanted, made, findings = _plan(settings, topics_file, replication_factor, delete=delete, shrink=shrink)
     applied = carry_out(cluster, made, force=force)
-    findings = (*notes, *made.findings)
     if as_json:
         show_json({"applied": [applied_json(item) for item in applied], "findings": list(map(asdict, findings))})
     else:
@@ -120,7 +112,9 @@ def make_plan(
     families: Iterable[TopicFamily],
     wanted: tuple[TopicSpec, ...],
     replication_factor: int | None,
-    allowed: Permissions | None = None,
+    *,
+    delete: bool = False,
+    shrink: bool = False,
 ) -> TopicPlan:
     """Read the cluster and decide. Raises ClusterError."""
     state = read_state(cluster, [topic.name for topic in wanted])
@@ -130,7 +124,8 @@ def make_plan(
         families=families,
         broker_config=state.broker_config,
         replication_factor=replication_factor or state.default_replication_factor,
-        allowed=allowed,
+        delete=delete,
+        shrink=shrink,
     )
 
 
@@ -175,10 +170,14 @@ def applied_json(item: Applied) -> dict[str, Any]:
     return {**change_json(item.change), "result": item.result, "reason": item.reason}
 
 
-def _wanted(
-    settings: Settings, topics_file: Path | None
-) -> tuple[tuple[TopicFamily, ...], tuple[TopicSpec, ...], tuple[Deviation, ...]]:
+def _plan(
+    settings: Settings, topics_file: Path | None, replication_factor: int | None, *, delete: bool, shrink: bool
+) -> tuple[Cluster, tuple[TopicSpec, ...], TopicPlan, tuple[Deviation, ...]]:
+    """The cluster, the desired topics, the plan, and the findings of the files and of the plan."""
     families = load_families(topics_file)
     tenants = load_tenants(settings.tenants_file)
     wanted = expand(families, tenants, load_models(settings.models_file))
-    return families, wanted, unknown_override_tenants(families, [tenant.tenant for tenant in tenants])
+    cluster = Cluster(settings)
+    made = make_plan(cluster, families, wanted, replication_factor, delete=delete, shrink=shrink)
+    notes = unknown_override_tenants(families, [tenant.tenant for tenant in tenants])
+    return cluster, wanted, made, (*notes, *made.findings)

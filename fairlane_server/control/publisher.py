@@ -4,7 +4,7 @@ The last record of a key is what every process believes; a record without a valu
 """
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -48,7 +48,7 @@ def compare(wanted: Mapping[str, RecordT], published: Mapping[str, RecordT | Non
 
 
 class ControlTopic(Generic[RecordT]):
-    """One control topic, whose records are of one type and keyed by ``key_of``."""
+    """One control topic, whose records are of one type and keyed by one of its fields."""
 
     def __init__(
         self,
@@ -56,37 +56,38 @@ class ControlTopic(Generic[RecordT]):
         codec: Codec,
         topic: str,
         record_type: type[RecordT],
-        key_of: Callable[[RecordT], str],
+        key_field: str,
     ) -> None:
         self._settings = settings
         self._codec = codec
         self._topic = topic
         self._record_type = record_type
-        self._key_of = key_of
+        self.key_field = key_field
 
     def read(self) -> dict[str, RecordT | None]:
         """The last record of every key that was not taken back; None for one that cannot be read.
 
         Raises ClusterError when the topic does not exist or is not read to its end in time.
         """
-        latest = _read_to_end(self._settings, self._topic)
-        return {key: self._decode(value) for key, value in latest.items()}
+        records: dict[str, RecordT | None] = {}
+        for key, value in _read_to_end(self._settings, self._topic).items():
+            try:
+                records[key] = self._codec.decode_as(self._record_type, value)
+            except DecodeError:
+                records[key] = None
+        return records
 
     def publish(self, records: Iterable[RecordT], withdrawn: Iterable[str] = ()) -> None:
         """Publish records, and an empty one for each withdrawn key. Returns when the brokers have acknowledged all.
 
         Raises ClusterError when one was not acknowledged.
         """
-        values: dict[str, bytes | None] = {self._key_of(record): self._codec.encode(record) for record in records}
+        values: dict[str, bytes | None] = {
+            getattr(record, self.key_field): self._codec.encode(record) for record in records
+        }
         values.update(dict.fromkeys(withdrawn))
         if values:
             _publish(self._settings, self._topic, values)
-
-    def _decode(self, value: bytes) -> RecordT | None:
-        try:
-            return self._codec.decode_as(self._record_type, value)
-        except DecodeError:
-            return None
 
 
 def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:

@@ -55,7 +55,7 @@ def contents(letter: Letter, *, with_input: bool) -> object:
     """The record in a letter as JSON values; for text that is no name only its length, unless ``with_input``.
     Undecodable bytes are given in base64 with ``with_input``, else as None."""
     if letter.content is None:
-        return {"base64": _base64(letter.record.value)} if with_input else None
+        return {"base64": b64encode(letter.record.value).decode()} if with_input else None
     if with_input:
         return _plain(letter.content)
     plain = _measured(letter.content, "")
@@ -82,7 +82,7 @@ def _plain(value: Any) -> object:
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(inner) for inner in value]
-    return _base64(value) if isinstance(value, bytes) else value
+    return b64encode(value).decode() if isinstance(value, bytes) else value
 
 
 def _measured(value: Any, name: str) -> object:
@@ -100,7 +100,3 @@ def _measured(value: Any, name: str) -> object:
             return f"({len(value)} entries)"
         return [_measured(inner, name) for inner in value]
     return value
-
-
-def _base64(value: bytes) -> str:
-    return b64encode(value).decode()

@@ -4,7 +4,6 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
@@ -70,9 +69,7 @@ class DeadLetterReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -117,17 +114,11 @@ class DeadLetterReader:
 
     def find(self, place: SourceCoordinate) -> Letter | None:
         """The letter at one offset; None when there is none. Raises ClusterError."""
-        known = [
-            stretch
-            for stretch in self.stretches([place.topic], partition=place.partition)
-            if stretch.first <= place.offset < stretch.end
-        ]
-        if not known:
+        (stretch,) = self.stretches([place.topic], partition=place.partition)
+        if not stretch.first <= place.offset < stretch.end:
             return None
         one = PartitionRange(place.topic, place.partition, place.offset, place.offset + 1)
-        for _, found in self.read(one):
-            return found if isinstance(found, Letter) else None
-        return None
+        return next((found for _, found in self.read(one) if isinstance(found, Letter)), None)
 
     def delete_before(self, topic: str, partition: int, offset: int) -> int:
         """Delete all records before an offset. Returns the first remaining offset. Raises ClusterError."""

@@ -50,7 +50,9 @@ def make_replay(letter: Letter, new_id: str) -> Replay:
     starts anew. Raises NotReplayableError."""
     request = letter.request
     if request is None:
-        raise NotReplayableError(_why_not(letter))
+        unreadable = letter.content is None
+        reason = f"it cannot be read: {letter.problem}" if unreadable else f"it holds no request ({letter.kind})"
+        raise NotReplayableError(reason)
     source = letter.content.source if isinstance(letter.content, WorkItem) else letter.original
     if source is None:
         raise NotReplayableError("its headers do not say where it stood")
@@ -75,12 +77,6 @@ def make_replay(letter: Letter, new_id: str) -> Replay:
         replayed_id=request.request_id,
         exception=letter.exception,
     )
-
-
-def _why_not(letter: Letter) -> str:
-    if letter.content is None:
-        return f"it cannot be read: {letter.problem}"
-    return f"it holds no request ({letter.kind})"
 
 
 def request_record(replay: Replay, codec: Codec) -> OutputRecord:
@@ -262,8 +258,8 @@ class Replayer:
             # This call is refused in any case; its error says what is wrong with the transaction, if anything.
             self._producer.begin_transaction()
         except KafkaException as error:
-            told: KafkaError = error.args[0]
-            return told if told.txn_requires_abort() else failure
+            found: KafkaError = error.args[0]
+            return found if found.txn_requires_abort() else failure
         return failure
 
     def _abort(self, cause: KafkaError) -> None:

@@ -1,15 +1,10 @@
-"""Select dead letters by filters, and find the selected and replayed ones in one pass over a partition. Pure.
-
-One bit per offset and set, because a dead-letter topic may hold millions: a million letters take 250 kB.
-"""
+"""Select dead letters by filters: fields, times and offsets. Pure."""
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fairlane.dead_letters import Letter, ReplayMark
-from fairlane.records import SourceCoordinate
+from fairlane.dead_letters import Letter
 from fairlane_server.text import span_ms
 
 _OFFSETS = re.compile(r"(?P<one>\d{1,18})|(?P<first>\d{1,18})?-(?P<last>\d{1,18})?", re.ASCII)
@@ -42,24 +37,15 @@ class Selection:
     until_ms: int | None = None
     offsets: OffsetRange = ALL_OFFSETS
 
-    @property
-    def is_everything(self) -> bool:
-        return self == Selection()
-
     def takes(self, letter: Letter) -> bool:
         return (
-            self.takes_place(letter.place, letter.died_at_ms)
+            letter.place.offset in self.offsets
+            and (self.since_ms is None or letter.died_at_ms >= self.since_ms)
+            and (self.until_ms is None or letter.died_at_ms < self.until_ms)
             and (self.tenant is None or letter.tenant == self.tenant)
             and (self.model is None or letter.model == self.model)
             and (self.request_id is None or letter.request_id == self.request_id)
             and (self.exception is None or self.exception.lower() in (letter.exception or "").lower())
-        )
-
-    def takes_place(self, place: SourceCoordinate, died_at_ms: int) -> bool:
-        return (
-            place.offset in self.offsets
-            and (self.since_ms is None or died_at_ms >= self.since_ms)
-            and (self.until_ms is None or died_at_ms < self.until_ms)
         )
 
 
@@ -89,66 +75,3 @@ def parse_offsets(text: str) -> OffsetRange:
     if last is not None and last < first:
         raise ValueError(f"ends at {last}, before it begins")
     return OffsetRange(first, last)
-
-
-class OffsetSet:
-    """A set of offsets at or above ``base``."""
-
-    def __init__(self, base: int) -> None:
-        self._base = base
-        self._bits = bytearray()
-        self._count = 0
-
-    def add(self, offset: int) -> None:
-        """Add an offset; one below the base is ignored."""
-        index = offset - self._base
-        if index < 0 or offset in self:
-            return
-        missing = index // 8 + 1 - len(self._bits)
-        if missing > 0:
-            self._bits.extend(bytes(missing))
-        self._bits[index // 8] |= 1 << index % 8
-        self._count += 1
-
-    def discard(self, offset: int) -> None:
-        if offset in self:
-            index = offset - self._base
-            self._bits[index // 8] &= ~(1 << index % 8)
-            self._count -= 1
-
-    def __contains__(self, offset: int) -> bool:
-        index = offset - self._base
-        return 0 <= index < 8 * len(self._bits) and bool(self._bits[index // 8] & 1 << index % 8)
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __iter__(self) -> Iterator[int]:
-        for index, byte in enumerate(self._bits):
-            for bit in range(8):
-                if byte & 1 << bit:
-                    yield self._base + 8 * index + bit
-
-
-@dataclass(slots=True)
-class Survey:
-    """One partition's letters, passed to ``take`` in log order: offsets of the selected ones, and of all that a mark
-    names as replayed."""
-
-    selection: Selection
-    meant: OffsetSet
-    replayed: OffsetSet
-
-    @classmethod
-    def begin(cls, selection: Selection, first_offset: int) -> "Survey":
-        return cls(selection, OffsetSet(first_offset), OffsetSet(first_offset))
-
-    def take(self, found: Letter | ReplayMark) -> bool:
-        """Add a letter or mark. Returns whether it is a selected letter."""
-        if isinstance(found, ReplayMark):
-            self.replayed.add(found.letter.offset)
-            return False
-        if not self.selection.takes(found):
-            return False
-        self.meant.add(found.place.offset)
-        return True

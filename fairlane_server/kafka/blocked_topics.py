@@ -27,7 +27,7 @@ Fallback = Callable[[Settlement, str], Settlement]
 
 
 @dataclass(slots=True)
-class RetryQueue:
+class BlockedTopic:
     """Queue of one refused topic.
 
     Attributes:
@@ -78,7 +78,7 @@ class BlockedTopics:
     size_bytes: int = 0
     dropped_notes: int = 0
     """Notes that their topic did not take, since this counter was last read and reset."""
-    _lines: dict[str, RetryQueue] = field(default_factory=dict)
+    _lines: dict[str, BlockedTopic] = field(default_factory=dict)
     _sources: Counter[str] = field(default_factory=Counter)
     """Number of parked settlements by the topic of their source records."""
     _replaced: dict[Claim, int] = field(default_factory=dict)
@@ -177,7 +177,7 @@ class BlockedTopics:
         """Handle a refused transaction. Returns what to commit in place of its settlements for this topic."""
         line = self._lines.get(topic)
         if line is None:
-            line = self._lines[topic] = RetryQueue(topic, refusal, now, now)
+            line = self._lines[topic] = BlockedTopic(topic, refusal, now, now)
         line.refusal = refusal
         tried = len(notes) + len(settlements)
         if not refusal.whole_topic and tried > 1:
@@ -243,7 +243,7 @@ class BlockedTopics:
         return frozenset(source for source, count in self._sources.items() if count >= part)
 
     def _refused_alone(
-        self, line: RetryQueue, settlements: Sequence[Settlement], notes: int, now: float
+        self, line: BlockedTopic, settlements: Sequence[Settlement], notes: int, now: float
     ) -> list[Settlement]:
         """Replace or set aside a single record that was refused by a topic that may accept others."""
         self.dropped_notes += notes
@@ -260,7 +260,7 @@ class BlockedTopics:
             del self._lines[line.topic]
         return replacements
 
-    def _give_up(self, line: RetryQueue) -> list[Settlement]:
+    def _give_up(self, line: BlockedTopic) -> list[Settlement]:
         line.given_up = True
         self.dropped_notes += len(line.notes)
         self.count -= len(line.notes)
@@ -299,7 +299,7 @@ class BlockedTopics:
             for one in settlements:
                 self._replaced.pop(one.claim, None)
 
-    def _closed_line(self, settlement: Settlement) -> RetryQueue | None:
+    def _closed_line(self, settlement: Settlement) -> BlockedTopic | None:
         if not self._lines:
             return None
         for record in settlement.outputs:
@@ -333,7 +333,7 @@ class BlockedTopics:
             where.extend(settlements)
         self._account(settlements, 1)
 
-    def _add_notes(self, line: RetryQueue, notes: Sequence[OutputRecord], *, front: bool = False) -> None:
+    def _add_notes(self, line: BlockedTopic, notes: Sequence[OutputRecord], *, front: bool = False) -> None:
         self.count += len(notes)
         if front:
             line.notes.extendleft(reversed(notes))

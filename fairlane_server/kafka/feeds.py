@@ -138,7 +138,12 @@ class TopicFollower(ABC):
 
     def _follow(self, consumer: Consumer) -> None:
         partitions = self._partitions(consumer)
-        bounds = {partition: self._bounds(consumer, partition) for partition in partitions}
+        bounds = {
+            partition: consumer.get_watermark_offsets(
+                TopicPartition(self._topic, partition), timeout=_METADATA_TIMEOUT_S
+            )
+            for partition in partitions
+        }
         starts = {
             partition: self._first_offset(consumer, partition, low, end) for partition, (low, end) in bounds.items()
         }
@@ -184,10 +189,6 @@ class TopicFollower(ABC):
                 return sorted(metadata.partitions)
             if monotonic() > deadline or self._stopping.wait(0.2):
                 raise FeedUnavailableError("the topic does not exist; run `fairlane topics apply`")
-
-    def _bounds(self, consumer: Consumer, partition: int) -> tuple[int, int]:
-        low, end = consumer.get_watermark_offsets(TopicPartition(self._topic, partition), timeout=_METADATA_TIMEOUT_S)
-        return low, end
 
 
 class Feed(TopicFollower, Generic[RecordT]):

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport, DispatchReport, PoolLoad, TenantLoad, TenantSpec
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS
 
 DISPATCH_TTL_MS = 2_000
 """How long a dispatcher's report counts. Longer than among dispatchers: a display must not flicker."""
@@ -295,7 +295,7 @@ def _rates(tenant: str, pool: str, dispatchers: list[_Dispatcher]) -> tuple[floa
     if not rates:
         return None, None
     rate, pool_rate = sum(rates), sum(one.pool_rate(tenant, pool) for one in dispatchers)
-    # A part is never more than the whole, unless somebody does not say what the whole is.
+    # A part is never more than the whole, unless a dispatcher does not report the whole.
     return rate, rate / pool_rate if 0 < pool_rate >= rate else None
 
 

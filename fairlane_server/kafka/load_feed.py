@@ -1,7 +1,6 @@
 """Follower of heartbeats and tenants on the control topics, with a consumer outside all groups."""
 
 import time
-from collections.abc import Callable
 from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
@@ -48,22 +47,16 @@ class LoadFeed:
         self._unread: dict[bytes | None, Message] = {}
         """Tenants' newest records with a schema that the registry did not give yet."""
         found = Cluster(settings).metadata().topics
-        for topic in (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH):
+        topics = (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH)
+        for topic in topics:
             if topic not in found:
                 raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
-        self._apply: dict[str, Callable[[Message], None]] = {
-            CONTROL_TENANTS: self._tenant,
-            CONTROL_CAPACITY: self._capacity,
-            CONTROL_DISPATCH: self._dispatch,
-        }
         config = read_committed_consumer(settings, group_id("fairlane-top")) | {"enable.partition.eof": True}
         self._consumer = SkippingConsumer(quiet_config(config, self._errors), "top")
         try:
             deadline = time.monotonic() + CONNECT_TIMEOUT_S
             places = [
-                self._place(topic, partition, deadline)
-                for topic in self._apply
-                for partition in found[topic].partitions
+                self._place(topic, partition, deadline) for topic in topics for partition in found[topic].partitions
             ]
             self._consumer.assign([start for start, _ in places])
         except BaseException:
@@ -149,9 +142,9 @@ class LoadFeed:
         if is_tenant:
             self._unread.pop(message.key(), None)
         try:
-            self._apply[message.topic() or ""](message)
+            self._apply(message)
         except DecodeError:
-            # Of a newer version, or nobody's: what a watcher cannot read it leaves out.
+            # A record that cannot be read, perhaps of a newer version, is left out.
             return
         except (RegistryError, SchemaNotLoadedError) as error:
             if isinstance(error, RegistryError):
@@ -164,16 +157,13 @@ class LoadFeed:
     def _decoded(self, record_type: type[RecordT], message: Message) -> RecordT:
         return self._codec.decode_any((record_type,), message.value(), may_ask=self._registry_error is None)
 
-    def _tenant(self, message: Message) -> None:
-        name = (message.key() or b"").decode(errors="replace")
-        self._board.configure(name, None if message.value() is None else self._decoded(TenantSpec, message))
-
-    def _capacity(self, message: Message) -> None:
-        self._board.capacity(self._decoded(CapacityReport, message), self._seen_at_ms(message))
-
-    def _dispatch(self, message: Message) -> None:
-        self._board.dispatch(self._decoded(DispatchReport, message), self._seen_at_ms(message))
-
-    def _seen_at_ms(self, message: Message) -> int:
-        """By our clock; for what was there before us its own time is the best there is."""
-        return now_ms() if self._live else min(now_ms(), message.timestamp()[1])
+    def _apply(self, message: Message) -> None:
+        # By our clock; for records from before the start their own time is the best available.
+        seen_at_ms = now_ms() if self._live else min(now_ms(), message.timestamp()[1])
+        if message.topic() == CONTROL_CAPACITY:
+            self._board.capacity(self._decoded(CapacityReport, message), seen_at_ms)
+        elif message.topic() == CONTROL_DISPATCH:
+            self._board.dispatch(self._decoded(DispatchReport, message), seen_at_ms)
+        else:
+            tenant = (message.key() or b"").decode(errors="replace")
+            self._board.configure(tenant, None if message.value() is None else self._decoded(TenantSpec, message))

@@ -1,10 +1,6 @@
 """Migrations of the projection's tables: upgrade to the newest revision, or report the current one.
 
 The migrations are in ``deploy/migrations``. Alembic, SQLAlchemy and psycopg come with the extra ``db``.
-
-It answers callers of all tenants, and acts for one at a time: row-level security shows it the rows of the tenant that
-its transaction names, and unlike the services' role it is in no policy that shows all of them. It changes nothing but
-files, batches and jobs, and it cannot list keys, users or tenants.
 """
 
 from collections.abc import Iterator
@@ -26,11 +22,14 @@ RIGHTS = {
     "backfill_jobs": "SELECT, INSERT, UPDATE (wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, "
     "finalizing_at_ms)",
 }
+"""Rights of the gateway's role. It answers callers of all tenants and acts for one at a time: unlike the services' role
+it is in no policy that shows the rows of all tenants, and it cannot list keys, users or tenants."""
+
 FUNCTIONS = ("find_api_key(text, bytea)", "find_user(text, text)")
 
 
 def grant(connection: Any, role: str) -> bool:
-    """Give the role these rights on the tables of the newest revision, and no others. False: there is no such role.
+    """Give the role RIGHTS on the tables of the newest revision, and no others. False: there is no such role.
 
     ``connection`` is SQLAlchemy's, of the owner of the tables; its transaction is the caller's.
     """
@@ -86,9 +85,9 @@ def upgrade(settings: Settings) -> Upgrade:
     """Bring the tables to the newest revision, in one transaction, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).
 
     The role of POSTGRES_DSN is granted what the services need, and POSTGRES_GATEWAY_ROLE, where there is one, what the
-    gateway needs. May be called twice and at the same time: the second
-    waits for the first and finds nothing to do. Raises DatabaseError, also for a role that policies do not bind:
-    functions that act for one tenant run with the rights of whoever made them.
+    gateway needs. May be called twice and at the same time: the second waits for the first and finds nothing to do.
+    Raises DatabaseError, also for a role that policies do not bind: functions that act for one tenant run with the
+    rights of their owner.
     """
     with _alembic(settings) as (config, connection, database):
         from alembic import command

@@ -1,6 +1,7 @@
 """Records of a request id in Postgres. Read-only, under row-level security, without the text of answers."""
 
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any
 
 from fairlane.records import (
@@ -49,7 +50,10 @@ prompt_tokens, completion_tokens, cached_tokens, submitted_at_ms, admitted_at_ms
 received_at_ms, engine_started_at_ms, engine_finished_at_ms, degradations, passages, replay_of, attempts,
 retrieval_use, cache_use, history_use
 """
-"""Columns that ``recorded_reply`` reads."""
+"""Columns that ``recorded_reply`` reads, named as the fields of the records."""
+_REPLY_NAMES = REPLY_COLUMNS.replace(",", " ").split()
+_TOKENS = [field.name for field in fields(TokenUsage)]
+_TIMINGS = [field.name for field in fields(Timings)]
 REPLIES = f"""
 SELECT {REPLY_COLUMNS} FROM results WHERE request_id = %s
 ORDER BY replied_at_ms DESC, source_offset DESC LIMIT %s
@@ -109,34 +113,22 @@ def _usage(row: tuple[Any, ...]) -> UsageEvent:
 
 def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> RecordedReply:
     """Build a reply from a row of REPLY_COLUMNS and, if it was read separately, the output."""
-    request_id, tenant, topic, partition, offset, replied_at_ms, replies_seen, replays_seen = row[:8]
-    outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason = row[8:18]
-    batch_size, *numbers = row[18:28]
-    degradations, passages, replay_of, attempts, retrieval_use, cache_use, history_use = row[28:]
+    stored = dict(zip(_REPLY_NAMES, row, strict=True))
+
+    def taken(*names: str) -> list[Any]:
+        return [stored.pop(name) for name in names]
+
+    counts = taken("replied_at_ms", "replies_seen", "replays_seen")
+    passages = [PassageReference(passage["passage_id"], passage["score"]) for passage in stored.pop("passages")]
+    for name, use in (("retrieval_use", RetrievalUse), ("cache_use", CacheUse), ("history_use", HistoryUse)):
+        stored[name] = None if stored[name] is None else use(**stored[name])
     reply = InferenceReply(
-        request_id,
-        tenant,
-        outcome,
-        code,
-        field,
-        message,
-        retry_after_ms,
-        model,
-        model_version,
-        task,
-        engine,
-        output,
-        finish_reason,
-        usage=TokenUsage(*numbers[:3]),
-        timings=Timings(*numbers[3:]),
-        batch_size=batch_size,
-        degradations=tuple(degradations),
-        passages=tuple(PassageReference(passage["passage_id"], passage["score"]) for passage in passages),
-        source=SourceCoordinate(topic, partition, offset),
-        replay_of=replay_of,
-        attempts=attempts,
-        retrieval_use=None if retrieval_use is None else RetrievalUse(**retrieval_use),
-        cache_use=None if cache_use is None else CacheUse(**cache_use),
-        history_use=None if history_use is None else HistoryUse(**history_use),
+        source=SourceCoordinate(*taken("source_topic", "source_partition", "source_offset")),
+        usage=TokenUsage(*taken(*_TOKENS)),
+        timings=Timings(*taken(*_TIMINGS)),
+        degradations=tuple(stored.pop("degradations")),
+        passages=tuple(passages),
+        output=output,
+        **stored,
     )
-    return RecordedReply(reply, replied_at_ms, replies_seen, replays_seen)
+    return RecordedReply(reply, *counts)

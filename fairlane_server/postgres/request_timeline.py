@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fairlane.names import is_returned
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, UsageEvent
-from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.admission_rule import cost_tokens
 
 # Order of events within one millisecond; events not named here come in the middle.
 _RANK: Mapping[str, int] = {
@@ -63,7 +63,7 @@ class TimelineEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class Publication:
+class RequestTimeline:
     """One publication of the request id: a tenant may send an id again, and other tenants may use it too.
 
     ``state`` is the outcome once it was answered; before, it is waiting, dispatched, handed_back, or the last decision.
@@ -102,11 +102,11 @@ class _Gathered:
         return min(times, default=None)
 
 
-def tell(history: History) -> tuple[Publication, ...]:
+def tell(history: History) -> tuple[RequestTimeline, ...]:
     """The timeline of every publication of the id, earliest first; empty when nothing is recorded."""
     places = _gather(history)
-    told = [_place(tenant, source, gathered) for (tenant, source), gathered in places.items()]
-    return tuple(sorted(told, key=lambda place: (place.began_at_ms, place.source.offset)))
+    timelines = [_place(tenant, source, gathered) for (tenant, source), gathered in places.items()]
+    return tuple(sorted(timelines, key=lambda place: (place.began_at_ms, place.source.offset)))
 
 
 def _gather(history: History) -> dict[tuple[str, SourceCoordinate], _Gathered]:
@@ -166,7 +166,7 @@ def _latest(places: Mapping[tuple[str, SourceCoordinate], _Gathered], tenant: st
     return max(known, key=lambda gathered: gathered.began_at_ms, default=None)
 
 
-def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> Publication:
+def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> RequestTimeline:
     final = _final_usage(gathered)
     events = [_decided(decision) for decision in gathered.decisions]
     events += [_settled(usage) for usage in gathered.usage if usage is not final]
@@ -179,7 +179,7 @@ def _place(tenant: str, source: SourceCoordinate, gathered: _Gathered) -> Public
         # Until there is a reply, only the accepted decision holds the time of arrival.
         events += _arrivals(gathered.decisions)
     ordered = sorted(events, key=lambda event: (event.at_ms, _RANK.get(event.event, _MIDDLE)))
-    return Publication(tenant, source, _state(gathered), tuple(ordered))
+    return RequestTimeline(tenant, source, _state(gathered), tuple(ordered))
 
 
 def _final_usage(gathered: _Gathered) -> UsageEvent | None:

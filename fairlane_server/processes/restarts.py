@@ -8,7 +8,7 @@ EXIT_NO_RESTART = 78
 
 
 @dataclass(frozen=True, slots=True)
-class Restart:
+class DelayedRestart:
     """Restart the process after a wait."""
 
     after_s: float
@@ -39,7 +39,9 @@ class RestartPolicy:
     max_delay_s: float = 5.0
     jitter: float = 0.25
 
-    def decide(self, deaths: Sequence[float], now: float, chance: float, status: int | None = None) -> Restart | GiveUp:
+    def decide(
+        self, deaths: Sequence[float], now: float, chance: float, status: int | None = None
+    ) -> DelayedRestart | GiveUp:
         """Decide what to do after the last of ``deaths`` (seconds, by the clock of ``now``), which ended with
         ``status``. ``chance`` is a random number in [0, 1)."""
         if status == EXIT_NO_RESTART:
@@ -48,7 +50,7 @@ class RestartPolicy:
         if recent > self.max_deaths:
             return GiveUp(f"died {recent} times within {self.window_s:g} s")
         delay_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (max(recent, 1) - 1))
-        return Restart(delay_s * (1 - self.jitter + 2 * self.jitter * chance))
+        return DelayedRestart(delay_s * (1 - self.jitter + 2 * self.jitter * chance))
 
     def within_window(self, deaths: Sequence[float], now: float) -> list[float]:
         return [death for death in deaths if now - death <= self.window_s]

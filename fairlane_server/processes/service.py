@@ -6,7 +6,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import FrameType
@@ -193,16 +193,11 @@ class StopSignal:
 
     def __init__(self) -> None:
         self._event = threading.Event()
-        self._callbacks: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Install the signal handlers; main thread only."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
-
-    def on_stop(self, callback: Callable[[], None]) -> None:
-        """Register a callback for the signal handler: it must only set a flag or wake a loop."""
-        self._callbacks.append(callback)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         signal.signal(number, signal.SIG_DFL)
@@ -210,8 +205,6 @@ class StopSignal:
 
     def stop(self) -> None:
         self._event.set()
-        for callback in self._callbacks:
-            callback()
 
     @property
     def stopping(self) -> bool:

@@ -1,7 +1,7 @@
 """Documents into passages, on the boundaries of headings, paragraphs and sentences. Pure."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice, pairwise
 
@@ -9,9 +9,9 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from semantic_text_splitter import TextSplitter
 
-from fairlane_server.retrieval.documents.document import ParsedDocument
+from fairlane_server.retrieval.parsers import ParsedDocument
 from fairlane_server.retrieval.store import NewPassage
-from fairlane_server.text import CHARACTERS_OF_A_TOKEN, estimated_tokens
+from fairlane_server.text import estimated_tokens, reserved_tokens
 
 _MOST_HEADING_CHARACTERS = 200
 _SEPARATOR = " > "
@@ -60,7 +60,7 @@ def stretches(text: str, most_characters: int = _STRETCH_CHARACTERS) -> Iterator
 
 def _markdown_sections(text: str) -> Iterator[Section]:
     lines: list[str | None] = [*text.split("\n")]
-    # Inline markup is nobody's business here, and takes most of the time.
+    # Inline markup is not needed here, and takes most of the time.
     tokens = MarkdownIt("commonmark").enable("table").disable(["inline"]).parse(text)
     _join_paragraphs(lines, tokens)
     path: list[tuple[int, str]] = []
@@ -111,7 +111,6 @@ def _titles(path: Sequence[tuple[int, str]]) -> tuple[str, ...]:
     return tuple(title for _, title in path)
 
 
-TokenCounter = Callable[[str], int]
 _LEAST_MAX_TOKENS, _LARGEST_MAX_TOKENS = 16, 8_192
 
 
@@ -143,11 +142,10 @@ class Chunking:
 class Chunker:
     """Makes passages of documents, always the same of the same document."""
 
-    def __init__(self, chunking: Chunking, count: TokenCounter = estimated_tokens) -> None:
-        self._count = count
+    def __init__(self, chunking: Chunking) -> None:
         # Not the splitter for Markdown of the same library: of a long section it takes minutes, and headings and
-        # paragraphs are told apart before either.
-        self._splitter = TextSplitter.from_callback(self._size, chunking.max_tokens, chunking.overlap_tokens)
+        # paragraphs are found before it in any case.
+        self._splitter = TextSplitter.from_callback(reserved_tokens, chunking.max_tokens, chunking.overlap_tokens)
 
     def passages(self, document: ParsedDocument, most: int | None = None) -> tuple[NewPassage, ...]:
         """The passages in order. None crosses a heading of Markdown, and each knows the headings above it.
@@ -155,7 +153,7 @@ class Chunker:
         Once there are more than ``most``, one more is given and the rest of the document is not looked at.
         """
         found = (
-            NewPassage(text, section.path, self._count(f"{section.path}\n{text}"))
+            NewPassage(text, section.path, estimated_tokens(f"{section.path}\n{text}"))
             for section in sections(document.text, markdown=document.markdown)
             for stretch in stretches(section.text)
             for text in self._splitter.chunks(stretch)
@@ -163,15 +161,10 @@ class Chunker:
         )
         return tuple(found if most is None else islice(found, most + 1))
 
-    def _size(self, text: str) -> int:
-        return max(self._count(text), -(-len(text) // CHARACTERS_OF_A_TOKEN))
-
 
 def title_of(document: ParsedDocument) -> str:
     """The document's own title, else its first heading; empty when it has neither."""
     if document.title or not document.markdown:
         return document.title
-    first: Section | None = next(iter(sections(document.text, markdown=True)), None)
-    if first is None:
-        return ""
+    first = next(iter(sections(document.text, markdown=True)), Section((), ""))
     return first.headings[0] if first.headings else ""

@@ -10,18 +10,16 @@
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import cache
 
 from fairlane.names import is_name
 from fairlane.settings import Settings
-from fairlane_server.retrieval.embedder import Embedder, FloatArray, OpenEmbedder
+from fairlane_server.retrieval.embedder import Embedder
 from fairlane_server.retrieval.ingestion import Ingestion, IngestOptions, IngestReport
 from fairlane_server.retrieval.sources import find_sources
 from fairlane_server.retrieval.store import Collection, CollectionStore
 from fairlane_server.store_error import ReportableError
-
-Given = Sequence[str | os.PathLike[str]]
 
 
 class CollectionNameError(ValueError, ReportableError):
@@ -32,12 +30,17 @@ class Collections:
     """The collections of one tenant. A collection of another tenant is not found, as if it did not exist."""
 
     def __init__(
-        self, store: CollectionStore, embedder: Embedder, tenant: str, options: IngestOptions | None = None
+        self,
+        store: CollectionStore,
+        load_embedder: Callable[[], Embedder],
+        tenant: str,
+        options: IngestOptions | None = None,
     ) -> None:
+        """``load_embedder`` is called at the first use: listing and deleting need no model."""
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._store = store
-        self._embedder = embedder
+        self._embedder = cache(load_embedder)
         self._tenant = tenant
         self._options = options or IngestOptions()
 
@@ -50,7 +53,8 @@ class Collections:
             raise CollectionNameError(
                 f"no collection can have the name {name!r}: up to 39 of a-z, 0-9 and -, and no - at the beginning"
             )
-        return self._store.create(self._tenant, name, self._embedder.name, self._embedder.dimensions)
+        embedder = self._embedder()
+        return self._store.create(self._tenant, name, embedder.name, embedder.dimensions)
 
     def get(self, name: str) -> Collection:
         return self._store.get(self._tenant, name)
@@ -76,12 +80,12 @@ class Collections:
 
         Raises EmbedderMismatchError, CollectionNotFoundError, StoreError, EmbedderError.
         """
-        return Ingestion(self._store, self._embedder, self.get(name), self._options)
+        return Ingestion(self._store, self._embedder(), self.get(name), self._options)
 
     def ingest(
         self,
         name: str,
-        given: Given,
+        given: Sequence[str | os.PathLike[str]],
         *,
         prune: bool = False,
         follow_links: bool = False,
@@ -93,7 +97,8 @@ class Collections:
         A file that cannot be taken is a failure in the report, and the others are taken. After an interrupt, whether by
         ``stop`` or an exception, what was stored stays, and the same call goes on from there. ``prune`` removes the
         documents whose files are not in the folder, which must then be the only thing given. ``follow_links`` takes
-        what links lead to outside of a given folder. ``progress`` is told how many files of how many are done.
+        what links lead to outside of a given folder. ``progress`` is called with the number of files that are done, and
+        of all.
 
         Raises SourcesError, IngestError, CollectionNotFoundError, StoreError, EmbedderError.
         """
@@ -107,28 +112,6 @@ class Collections:
         return ingestion.run(plan, progress=tell, stop=stop)
 
 
-class LazyEmbedder:
-    """An embedder loaded at first use, so that listing and deleting need no model."""
-
-    def __init__(self, make: Callable[[], OpenEmbedder]) -> None:
-        self._made = cache(make)
-
-    @property
-    def name(self) -> str:
-        return self._made().name
-
-    @property
-    def dimensions(self) -> int:
-        return self._made().dimensions
-
-    def embed(self, texts: Sequence[str]) -> FloatArray:
-        return self._made().embed(texts)
-
-    def close(self) -> None:
-        if self._made.cache_info().currsize:
-            self._made().close()
-
-
 @contextmanager
 def open_collections(settings: Settings, tenant: str, options: IngestOptions | None = None) -> Iterator[Collections]:
     """A tenant's collections in the Postgres of POSTGRES_DSN, embedded as RETRIEVAL_EMBEDDER says.
@@ -139,5 +122,5 @@ def open_collections(settings: Settings, tenant: str, options: IngestOptions | N
     from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 
     store = PgVectorCollections(settings.postgres_dsn.get_secret_value())
-    with closing(store), closing(LazyEmbedder(lambda: embedder_for(settings))) as embedder:
-        yield Collections(store, embedder, tenant, options)
+    with closing(store), ExitStack() as opened:
+        yield Collections(store, lambda: opened.enter_context(closing(embedder_for(settings))), tenant, options)

@@ -33,6 +33,9 @@ class Embedder(Protocol):
         """Vectors of unit length, of shape (texts, dimensions), in the order of the texts; zeros for a text without a
         single known token. Raises EmbedderError, TextRefusedError."""
 
+    def close(self) -> None:
+        """Close connections; nothing can be embedded afterwards. May be called again."""
+
 
 class QueryEmbedder(Protocol):
     """Embeds one query within an event loop, as the embedder of the same name does."""
@@ -46,19 +49,8 @@ class QueryEmbedder(Protocol):
     async def embed_query(self, text: str) -> FloatArray:
         """A vector of shape (dimensions,). Raises EmbedderError. The caller bounds the time."""
 
-
-class OpenEmbedder(Embedder, Protocol):
-    """An embedder and its owner."""
-
-    def close(self) -> None:
-        """Let go of connections; it embeds nothing afterwards. May be called again."""
-
-
-class OpenQueryEmbedder(QueryEmbedder, Protocol):
-    """A query embedder and its owner."""
-
     async def aclose(self) -> None:
-        """Let go of connections; it embeds nothing afterwards. May be called again."""
+        """As ``Embedder.close``."""
 
 
 def unit_vectors(rows: Any, count: int, dimensions: int) -> FloatArray:

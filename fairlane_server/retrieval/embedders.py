@@ -2,10 +2,10 @@
 
 from fairlane.names import is_name
 from fairlane.settings import Settings
-from fairlane_server.retrieval.embedder import EmbedderError, OpenEmbedder, OpenQueryEmbedder
+from fairlane_server.retrieval.embedder import Embedder, EmbedderError, QueryEmbedder
 
 
-def embedder_for(settings: Settings) -> OpenEmbedder:
+def embedder_for(settings: Settings) -> Embedder:
     """The embedder for ingestion; the caller closes it. Raises EmbedderError when a setting or the model is missing."""
     match settings.retrieval_embedder:
         case "static":
@@ -23,7 +23,7 @@ def embedder_for(settings: Settings) -> OpenEmbedder:
             return PoolEmbedder(Client(_tenant(settings), settings=settings), PoolModel(*_model(settings)))
 
 
-def query_embedder_for(settings: Settings) -> OpenQueryEmbedder:
+def query_embedder_for(settings: Settings) -> QueryEmbedder:
     """The embedder for queries; the caller closes it. Otherwise like ``embedder_for``."""
     match settings.retrieval_embedder:
         case "static":

@@ -6,28 +6,26 @@ stored under the same hash is left alone: so a second run is short, and one that
 
 import hashlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import PurePath, PurePosixPath
 
 import numpy as np
 
 from fairlane_server.retrieval.chunking import Chunker, Chunking, title_of
-from fairlane_server.retrieval.documents.document import (
-    MOST_TITLE_CHARACTERS,
-    PARSER_REVISION,
-    DocumentError,
-    DocumentLimits,
-)
-from fairlane_server.retrieval.documents.reader import DocumentReader, check_size, read_file
+from fairlane_server.retrieval.documents import DocumentError, DocumentReader, check_size, read_file
 from fairlane_server.retrieval.embedder import Embedder, TextRefusedError
-from fairlane_server.retrieval.sources import LeftOut, SourceFile, Sources
-from fairlane_server.retrieval.store import Collection, CollectionStore, NewDocument, NewPassage
+from fairlane_server.retrieval.parsers import MOST_TITLE_CHARACTERS, PARSER_REVISION, DocumentLimits
+from fairlane_server.retrieval.sources import SkippedFile, SourceFile, Sources
+from fairlane_server.retrieval.store import Collection, CollectionStore, NewDocument
 from fairlane_server.store_error import ReportableError
 
-Progress = Callable[[int], None]
-"""Is told how many of the files are done."""
 _MOST_SOURCE_BYTES = 1_024
+_NO_VECTORS = np.zeros((0, 0), dtype=np.float32)
+"""Of a document that is not embedded yet."""
+
+
+def _ignore(_done: int) -> None: ...
 
 
 class IngestError(ReportableError):
@@ -50,14 +48,6 @@ class IngestOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
-    """A file that was not taken, and why."""
-
-    source: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class Plan:
     """Planned changes of an ingestion. ``gone`` are stored documents to remove, whose files are missing, with their
     content hashes; ``failures`` are files that cannot be read or are too large."""
@@ -66,8 +56,8 @@ class Plan:
     changed: tuple[SourceFile, ...] = ()
     unchanged: int = 0
     gone: Mapping[str, str] = field(default_factory=dict)
-    failures: tuple[Failure, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    failures: tuple[SkippedFile, ...] = ()
+    left_out: tuple[SkippedFile, ...] = ()
 
     @property
     def due(self) -> tuple[SourceFile, ...]:
@@ -84,8 +74,8 @@ class IngestReport:
     unchanged: int
     removed: int
     passages: int
-    failures: tuple[Failure, ...]
-    left_out: tuple[LeftOut, ...]
+    failures: tuple[SkippedFile, ...]
+    left_out: tuple[SkippedFile, ...]
     left: int
     stopped: bool
     indexed: bool
@@ -96,48 +86,45 @@ class IngestReport:
         return self.passages / self.seconds if self.seconds > 0 else 0.0
 
 
-def check_embedder(collection: Collection, embedder: Embedder) -> None:
-    """Raises EmbedderMismatchError unless the embedder is the one that made the collection's vectors."""
-    if (collection.embedder, collection.dimensions) != (embedder.name, embedder.dimensions):
-        raise EmbedderMismatchError(
-            f"collection {collection.name} was embedded by {collection.embedder} ({collection.dimensions} dimensions), "
-            f"and this embedder is {embedder.name} ({embedder.dimensions}): use that one, or create a new collection"
-        )
-
-
 def content_hash(data: bytes, chunking: Chunking, embedder_name: str) -> str:
     made_by = f"{PARSER_REVISION}\n{chunking.max_tokens}\n{chunking.overlap_tokens}\n{embedder_name}\n"
     return hashlib.sha256(made_by.encode() + hashlib.sha256(data).digest()).hexdigest()
 
 
 class Ingestion:
-    """Brings files into one collection of a tenant."""
+    """Brings files into one collection of a tenant. Raises EmbedderMismatchError for another embedder than its own."""
 
     def __init__(
         self, store: CollectionStore, embedder: Embedder, collection: Collection, options: IngestOptions | None = None
     ) -> None:
-        check_embedder(collection, embedder)
+        if (collection.embedder, collection.dimensions) != (embedder.name, embedder.dimensions):
+            raise EmbedderMismatchError(
+                f"collection {collection.name} was embedded by {collection.embedder} ({collection.dimensions} "
+                f"dimensions), and this embedder is {embedder.name} ({embedder.dimensions}): use that one, or create a "
+                "new collection"
+            )
         self._store = store
         self._embedder = embedder
         self._collection = collection
         self._options = options or IngestOptions()
 
-    def plan(self, sources: Sources, *, prune: bool = False, progress: Progress | None = None) -> Plan:
-        """Compare the files with what is stored; changes nothing. ``prune`` looks for documents whose files are gone.
+    def plan(self, sources: Sources, *, prune: bool = False, progress: Callable[[int], None] = _ignore) -> Plan:
+        """Compare the files with what is stored; changes nothing. ``prune`` looks for documents whose files are gone;
+        ``progress`` is called with the number of files that are done.
 
-        Raises StoreError, and IngestError when it cannot be told what is gone.
+        Raises StoreError, and IngestError when the missing files cannot be determined.
         """
         stored = self._store.content_hashes(self._collection.tenant, self._collection.name)
         gone = _gone(sources, stored) if prune else {}
         new: list[SourceFile] = []
         changed: list[SourceFile] = []
-        failures = [Failure(folder.source, f"cannot be read ({folder.reason})") for folder in sources.unread]
+        failures = [SkippedFile(folder.source, f"cannot be read ({folder.reason})") for folder in sources.unread]
         unchanged = 0
         for number, file in enumerate(sources.files, 1):
             try:
                 found = self._hash(self._read(file))
             except DocumentError as error:
-                failures.append(Failure(error.source, error.reason))
+                failures.append(SkippedFile(error.source, error.reason))
             else:
                 if file.source not in stored:
                     new.append(file)
@@ -145,12 +132,11 @@ class Ingestion:
                     changed.append(file)
                 else:
                     unchanged += 1
-            if progress is not None:
-                progress(number)
+            progress(number)
         return Plan(tuple(new), tuple(changed), unchanged, gone, tuple(failures), sources.left_out)
 
     def run(
-        self, plan: Plan, *, progress: Progress | None = None, stop: Callable[[], bool] = lambda: False
+        self, plan: Plan, *, progress: Callable[[int], None] = _ignore, stop: Callable[[], bool] = lambda: False
     ) -> IngestReport:
         """Carry out a plan. Stored passages stay however the run ends, and a new plan continues from there.
 
@@ -165,20 +151,28 @@ class Ingestion:
         counts = dict.fromkeys(("new", "changed", "passages"), 0)
         is_new = {file.source for file in plan.new}
         due = plan.due
-        asked = _Asked(due, stop)
-        for batch in self._batches(asked, failures):
+        given, stopped = 0, False
+
+        def files() -> Iterator[SourceFile]:
+            nonlocal given, stopped
+            for file in due:
+                if stop():
+                    stopped = True
+                    return
+                given += 1
+                yield file
+
+        for batch in self._batches(files(), failures):
             if documents := self._embedded(batch, failures):
                 self._store.put(collection.tenant, collection.name, documents, number=collection.number)
             for document in documents:
                 counts["new" if document.source in is_new else "changed"] += 1
                 counts["passages"] += len(document.passages)
-            if progress is not None:
-                progress(asked.given)
-        if progress is not None:
-            # The last ones may all have failed.
-            progress(asked.given)
+            progress(given)
+        # The last ones may all have failed.
+        progress(given)
         removed, indexed = 0, False
-        if not asked.stopped:
+        if not stopped:
             named = (collection.tenant, collection.name)
             removed = self._store.remove(*named, plan.gone, number=collection.number) if plan.gone else 0
             indexed = self._store.build_index(*named, number=collection.number)
@@ -188,29 +182,29 @@ class Ingestion:
             removed=removed,
             failures=tuple(failures),
             left_out=plan.left_out,
-            left=len(due) - asked.given,
-            stopped=asked.stopped,
+            left=len(due) - given,
+            stopped=stopped,
             indexed=indexed,
             seconds=time.monotonic() - began,
         )
 
-    def _batches(self, files: Iterable[SourceFile], failures: list[Failure]) -> "Iterator[list[_Prepared]]":
-        batch: list[_Prepared] = []
+    def _batches(self, files: Iterable[SourceFile], failures: list[SkippedFile]) -> Iterator[list[NewDocument]]:
+        batch: list[NewDocument] = []
         chunker = Chunker(self._options.chunking)
         with DocumentReader(self._options.limits) as reader:
             for file in files:
                 try:
                     batch.append(self._prepared(file, reader, chunker))
                 except DocumentError as error:
-                    failures.append(Failure(error.source, error.reason))
-                passages = sum(len(prepared.passages) for prepared in batch)
+                    failures.append(SkippedFile(error.source, error.reason))
+                passages = sum(len(document.passages) for document in batch)
                 if passages >= self._options.batch_passages or len(batch) >= self._options.batch_documents:
                     yield batch
                     batch = []
         if batch:
             yield batch
 
-    def _prepared(self, file: SourceFile, reader: DocumentReader, chunker: Chunker) -> "_Prepared":
+    def _prepared(self, file: SourceFile, reader: DocumentReader, chunker: Chunker) -> NewDocument:
         data = self._read(file)
         document = reader.parse(file.source, file.format, data)
         most = self._options.limits.max_passages
@@ -221,36 +215,28 @@ class Ingestion:
             raise DocumentError(file.source, "holds no text")
         title = (title_of(document) or PurePath(file.source).stem)[:MOST_TITLE_CHARACTERS]
         # The hash of what was read now: the file may have changed since it was planned.
-        return _Prepared(file.source, self._hash(data), title, passages)
+        return NewDocument(file.source, self._hash(data), title, passages, _NO_VECTORS)
 
-    def _embedded(self, batch: "Sequence[_Prepared]", failures: list[Failure]) -> list[NewDocument]:
+    def _embedded(self, batch: Sequence[NewDocument], failures: list[SkippedFile]) -> list[NewDocument]:
         """The batch without the documents that the embedder refuses: those are failures."""
         try:
             return self._embed(batch)
         except TextRefusedError as error:
             if len(batch) > 1:
                 # Any of them may be meant.
-                return [document for prepared in batch for document in self._embedded([prepared], failures)]
-            failures.append(Failure(batch[0].source, str(error)))
+                return [embedded for document in batch for embedded in self._embedded([document], failures)]
+            failures.append(SkippedFile(batch[0].source, str(error)))
             return []
 
-    def _embed(self, batch: "Sequence[_Prepared]") -> list[NewDocument]:
-        documents: list[NewDocument] = []
-        texts = [_embedded_text(passage) for prepared in batch for passage in prepared.passages]
+    def _embed(self, batch: Sequence[NewDocument]) -> list[NewDocument]:
+        passages = [passage for document in batch for passage in document.passages]
+        texts = [f"{passage.heading}\n{passage.text}" if passage.heading else passage.text for passage in passages]
         # A large document is a batch by itself; its texts are still embedded in bounded parts.
         size = self._options.batch_passages
         parts = [self._embedder.embed(texts[start : start + size]) for start in range(0, len(texts), size)]
-        vectors = np.concatenate(parts)
-        start = 0
-        for prepared in batch:
-            end = start + len(prepared.passages)
-            documents.append(
-                NewDocument(
-                    prepared.source, prepared.content_hash, prepared.title, prepared.passages, vectors[start:end]
-                )
-            )
-            start = end
-        return documents
+        ends = np.cumsum([len(document.passages) for document in batch])
+        vectors = np.split(np.concatenate(parts), ends[:-1])
+        return [replace(document, vectors=part) for document, part in zip(batch, vectors, strict=True)]
 
     def _read(self, file: SourceFile) -> bytes:
         if len(file.source.encode()) > _MOST_SOURCE_BYTES:
@@ -262,38 +248,6 @@ class Ingestion:
         return content_hash(data, self._options.chunking, self._embedder.name)
 
 
-@dataclass(frozen=True, slots=True)
-class _Prepared:
-    """A document that still has to be embedded."""
-
-    source: str
-    content_hash: str
-    title: str
-    passages: tuple[NewPassage, ...]
-
-
-class _Asked:
-    """The files in order, until a stop is requested."""
-
-    def __init__(self, files: Sequence[SourceFile], stop: Callable[[], bool]) -> None:
-        self._files = files
-        self._stop = stop
-        self.given = 0
-        self.stopped = False
-
-    def __iter__(self) -> Iterator[SourceFile]:
-        for file in self._files:
-            if self._stop():
-                self.stopped = True
-                return
-            self.given += 1
-            yield file
-
-
-def _embedded_text(passage: NewPassage) -> str:
-    return f"{passage.heading}\n{passage.text}" if passage.heading else passage.text
-
-
 def _gone(sources: Sources, stored: Mapping[str, str]) -> Mapping[str, str]:
     if not sources.whole:
         raise IngestError("what is gone can be told of one folder alone: give that, or do without prune")
@@ -302,9 +256,9 @@ def _gone(sources: Sources, stored: Mapping[str, str]) -> Mapping[str, str]:
             f"what is gone cannot be told: {sources.unread[0].source} cannot be read ({sources.unread[0].reason})"
         )
     there = {file.source for file in sources.files} | {left.source for left in sources.left_out}
-    return {source: stored[source] for source in sorted(stored.keys() - there) if not _is_below(source, there)}
 
+    def is_there(source: str) -> bool:
+        """Whether the file was found, or is below a folder that was left out."""
+        return source in there or any(parent.as_posix() in there for parent in PurePosixPath(source).parents)
 
-def _is_below(source: str, there: Set[str]) -> bool:
-    """Whether the file is below an excluded folder."""
-    return any(parent.as_posix() in there for parent in PurePosixPath(source).parents)
+    return {source: stored[source] for source in sorted(stored) if not is_there(source)}

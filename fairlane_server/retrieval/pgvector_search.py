@@ -1,20 +1,21 @@
 """Search in collections with pgvector, for an event loop, within a deadline."""
 
+from functools import lru_cache
 from typing import Any, Self
 
 import psycopg
+from psycopg import sql
 
 from fairlane.logs import get_logger
 from fairlane_server.postgres.connection import reason
 from fairlane_server.postgres.pool import Connection, Cursor, DeadlinePool, Rows, failure_of, rows_of, server_timeout
 from fairlane_server.retrieval.embedder import FloatArray
-from fairlane_server.retrieval.pgvector_rows import (
+from fairlane_server.retrieval.pgvector_store import (
     SELECT_COLLECTIONS,
     Wire,
     check_tenant,
     collection_of,
-    matching_statement,
-    nearest_statement,
+    partition,
     plain,
     register,
 )
@@ -38,6 +39,32 @@ SETTINGS = (
     "set_config('hnsw.ef_search', %s, true), set_config('hnsw.iterative_scan', 'strict_order', true)"
 )
 _LOOK_UP = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
+
+
+# The table is named, not found by way of the partitioned one: a deletion anywhere locks that one for a moment. Numbers
+# are written out, because a plan for any limit would not use the index.
+@lru_cache(maxsize=4_096)
+def nearest_statement(number: int, dimensions: int, limit: int) -> bytes:
+    """The passages of a collection that are nearest to a vector: the one parameter."""
+    distance = sql.SQL("embedding::halfvec({}) <#> %s::halfvec").format(sql.Literal(dimensions))
+    statement = sql.SQL(
+        "SELECT source, ordinal, heading, text, tokens, {} AS distance FROM {} ORDER BY distance LIMIT {}"
+    )
+    return statement.format(distance, partition(number), sql.Literal(limit)).as_bytes()
+
+
+@lru_cache(maxsize=4_096)
+def matching_statement(number: int, limit: int) -> bytes:
+    """The passages of a collection that hold words of a text, the one parameter; the rarer the words the better."""
+    statement = sql.SQL(
+        "SELECT p.source, p.ordinal, p.heading, p.text, p.tokens, m.score "
+        "FROM match_passages({number}, %s, {limit}) AS m "
+        "JOIN {partition} AS p ON p.collection_id = {number} AND p.number = m.number "
+        "ORDER BY m.score DESC, m.number"
+    )
+    return statement.format(
+        number=sql.Literal(number), limit=sql.Literal(limit), partition=partition(number)
+    ).as_bytes()
 
 
 class PgVectorSearch:
@@ -74,7 +101,7 @@ class PgVectorSearch:
         error = await self.pool.talk(ask, LOOK_UP_TIMEOUT_S)
         rows = await rows_of(answers.nearest)
         if rows is None:
-            # A table that is missing here is that of all collections, and nobody's fault who asks for one.
+            # A table that is missing here is that of all collections: not CollectionNotFoundError.
             raise failure_of(error, LOOK_UP_TIMEOUT_S)
         return collection_of(rows[0] if rows else None, name)
 

@@ -1,5 +1,6 @@
 """Store of collections with pgvector. Its tables, policies and functions: migration 0004."""
 
+import struct
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -9,25 +10,30 @@ from typing import Any, Self
 import numpy as np
 import psycopg
 from psycopg import sql
+from psycopg.adapt import Buffer, Dumper
+from psycopg.pq import Format
 
+from fairlane.names import is_name
 from fairlane_server.postgres.connection import DsnError, ReconnectingConnection, reason
-from fairlane_server.retrieval.pgvector_rows import (
-    SELECT_COLLECTIONS,
-    Wire,
-    check_tenant,
-    collection_of,
-    partition,
-    plain,
-    register,
-)
+from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.store import (
     Collection,
     CollectionExistsError,
     CollectionNotFoundError,
     NewDocument,
-    NewPassage,
 )
 from fairlane_server.store_error import StoreError
+from fairlane_server.text import clean_text
+
+LARGEST_NUMBER = 65_504.0
+"""Of a half precision number."""
+
+SELECT_COLLECTIONS = """
+SELECT tenant, name, embedder, dimensions, version, documents, passages,
+    (extract(epoch FROM created_at) * 1000)::bigint, (extract(epoch FROM updated_at) * 1000)::bigint, collection_id
+FROM collections
+"""
+
 
 APPLICATION_NAME = "fairlane-collections"
 CALL_TIMEOUT_S = 120.0
@@ -47,7 +53,7 @@ MOST_COLLECTIONS = 1_000
 _ROWS_PER_STATEMENT = 1_000
 _IDLE_TIMEOUT_S = 60.0
 _BY_NAME = f"{SELECT_COLLECTIONS} WHERE tenant = %s AND name = %s".encode()
-# Who changes a collection goes through this lock: two ingests, or an ingest and a deletion, one after the other.
+# Every change of a collection takes this lock: two ingests, or an ingest and a deletion, run one after the other.
 _LOCKED = _BY_NAME + b" FOR NO KEY UPDATE"
 _ALL = f"{SELECT_COLLECTIONS} WHERE tenant = %s ORDER BY name".encode()
 _REMOVE_DOCUMENTS = """
@@ -68,6 +74,68 @@ _COUNT = """
 UPDATE collections SET version = nextval('collection_versions'), documents = documents + %s, passages = passages + %s,
     updated_at = now() WHERE collection_id = %s
 """
+
+
+class Wire(bytes):
+    """A parameter that is in Postgres' own binary format already; the statement casts it to its type."""
+
+    __slots__ = ()
+
+    @classmethod
+    def vector(cls, vector: FloatArray) -> Self:
+        """One halfvec. Raises StoreError for numbers that it cannot hold."""
+        return cls(struct.pack(">hh", len(vector), 0) + half_precision(vector).tobytes())
+
+    @classmethod
+    def vectors(cls, vectors: FloatArray, oid: int) -> Self:
+        """An array of halfvec, whose oid is given, of at least one. Raises StoreError for numbers it cannot hold."""
+        count, dimensions = vectors.shape
+        layout = [("length", ">i4"), ("dimensions", ">i2"), ("unused", ">i2"), ("values", ">f2", (dimensions,))]
+        rows = np.zeros(count, np.dtype(layout))
+        rows["length"], rows["dimensions"] = 4 + 2 * dimensions, dimensions
+        rows["values"] = half_precision(vectors)
+        return cls(struct.pack(">iiiii", 1, 0, oid, count, 1) + rows.tobytes())
+
+
+class WireDumper(Dumper):
+    """Sends the value without a type and leaves the type to the server."""
+
+    format = Format.BINARY
+
+    def dump(self, obj: Buffer) -> Buffer:
+        return obj
+
+
+def half_precision(vectors: FloatArray) -> "np.ndarray[Any, Any]":
+    """Big-endian half precision. Raises StoreError for what is not finite, or too large for it."""
+    if not np.isfinite(vectors).all() or np.abs(vectors).max(initial=0) > LARGEST_NUMBER:
+        raise StoreError("a vector has a number that is not finite or too large")
+    return vectors.astype(">f2")
+
+
+def register(connection: psycopg.BaseConnection[Any]) -> None:
+    connection.adapters.register_dumper(Wire, WireDumper)
+
+
+def plain(text: str) -> str:
+    """The text without what Postgres cannot store: NUL, and half surrogate pairs."""
+    return clean_text(text).replace("\0", "")
+
+
+def check_tenant(tenant: str) -> None:
+    """Raise StoreError unless the text names a single tenant; the wildcard for all tenants is refused."""
+    if not is_name(tenant):
+        raise StoreError("this is no tenant's name")
+
+
+def collection_of(row: tuple[Any, ...] | None, name: str) -> Collection:
+    if row is None:
+        raise CollectionNotFoundError(f"there is no collection {name!r}")
+    return Collection(*row)
+
+
+def partition(number: int) -> sql.Identifier:
+    return sql.Identifier(f"passages_{number}")
 
 
 class PgVectorCollections:
@@ -146,9 +214,13 @@ class PgVectorCollections:
             ]
             connection.execute(_ADD_DOCUMENTS, (collection.number, tenant, *columns))
             added = 0
-            for statement_rows in _batches(documents):
-                _insert(connection, collection, statement_rows, self._vector_oid)
-                added += len(statement_rows)
+            statement = _ADD_PASSAGES.format(partition(collection.number))
+            passages = _rows(documents)
+            while rows := tuple(islice(passages, _ROWS_PER_STATEMENT)):
+                *values, vectors = zip(*rows, strict=True)
+                wire = Wire.vectors(np.stack(vectors), self._vector_oid)
+                connection.execute(statement, (collection.number, tenant, *map(list, values), wire))
+                added += len(rows)
             counts = (len(documents) - len(removed), added - sum(removed))
             connection.execute(_COUNT, (*counts, collection.number))
 
@@ -165,10 +237,7 @@ class PgVectorCollections:
             return len(removed)
 
     def build_index(self, tenant: str, name: str, *, number: int | None = None) -> bool:
-        """Index what was loaded, if that pays and is not done yet; queries go on, ingests of this collection wait.
-
-        Raises CollectionNotFoundError, StoreError.
-        """
+        """See CollectionStore; ingests of this collection wait meanwhile."""
         with self._transaction(tenant, BUILD_TIMEOUT_S) as connection:
             # Locked, so that it is the one that is indexed.
             _one(connection, _LOCKED, tenant, name, number)
@@ -195,10 +264,6 @@ class PgVectorCollections:
         self._vector_oid = int(row[0]) if row else 0
 
 
-_Row = tuple[str, int, NewPassage, Any]
-"""Source, ordinal, passage and vector."""
-
-
 def _one(connection: psycopg.Connection, query: bytes, tenant: str, name: str, number: int | None = None) -> Collection:
     known = _fits(name, MAX_NAME_BYTES)
     found = collection_of(connection.execute(query, (tenant, name)).fetchone() if known else None, name)
@@ -219,27 +284,12 @@ def _remove(connection: psycopg.Connection, collection: Collection, hashes: Mapp
     return [passages for _, passages in rows]
 
 
-def _insert(connection: psycopg.Connection, collection: Collection, rows: Sequence[_Row], vector_oid: int) -> None:
-    columns = (
-        [source for source, _, _, _ in rows],
-        [ordinal for _, ordinal, _, _ in rows],
-        [plain(passage.heading) for _, _, passage, _ in rows],
-        [plain(passage.text) for _, _, passage, _ in rows],
-        [passage.tokens for _, _, passage, _ in rows],
-        Wire.vectors(np.stack([vector for _, _, _, vector in rows]), vector_oid),
-    )
-    statement = _ADD_PASSAGES.format(partition(collection.number))
-    connection.execute(statement, (collection.number, collection.tenant, *columns))
-
-
-def _batches(documents: Sequence[NewDocument]) -> Iterator[Sequence[_Row]]:
-    rows = (
-        (document.source, ordinal, passage, document.vectors[ordinal])
-        for document in documents
-        for ordinal, passage in enumerate(document.passages)
-    )
-    while batch := tuple(islice(rows, _ROWS_PER_STATEMENT)):
-        yield batch
+def _rows(documents: Sequence[NewDocument]) -> Iterator[tuple[Any, ...]]:
+    """Source, ordinal, heading, text, tokens and vector of each passage."""
+    for document in documents:
+        for ordinal, passage in enumerate(document.passages):
+            texts = (plain(passage.heading), plain(passage.text))
+            yield document.source, ordinal, *texts, passage.tokens, document.vectors[ordinal]
 
 
 def _check(documents: Sequence[NewDocument], collection: Collection) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePath
 
-from fairlane_server.retrieval.documents.document import SUFFIXES, Format, format_of
+from fairlane_server.retrieval.parsers import SUFFIXES, DocumentFormat, format_of
 from fairlane_server.store_error import ReportableError
 
 MOST_FILES = 200_000
@@ -27,14 +27,14 @@ class SourceFile:
 
     source: str
     path: Path
-    format: Format
+    format: DocumentFormat
     size_bytes: int
     within: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class LeftOut:
-    """A file that was found and not ingested, and the reason."""
+class SkippedFile:
+    """A file that is not ingested, or a folder that cannot be read, and the reason."""
 
     source: str
     reason: str
@@ -46,16 +46,16 @@ class Sources:
     was given, so that what is not in it is gone."""
 
     files: tuple[SourceFile, ...]
-    left_out: tuple[LeftOut, ...] = ()
-    unread: tuple[LeftOut, ...] = ()
+    left_out: tuple[SkippedFile, ...] = ()
+    unread: tuple[SkippedFile, ...] = ()
     whole: bool = False
 
 
 @dataclass(slots=True)
 class _Finding:
     files: dict[str, SourceFile] = field(default_factory=dict)
-    left_out: list[LeftOut] = field(default_factory=list)
-    unread: list[LeftOut] = field(default_factory=list)
+    left_out: list[SkippedFile] = field(default_factory=list)
+    unread: list[SkippedFile] = field(default_factory=list)
     taken: int = 0
 
     def take(self, source: str, path: Path, within: Path | None = None, *, given: bool = False) -> None:
@@ -67,8 +67,9 @@ class _Finding:
             self._refuse(source, path, reason, given=given)
             return
         kind = format_of(path)
-        if not _is_text(source):
-            self.left_out.append(LeftOut(_shown(source), "its name is not UTF-8"))
+        # Names that are not UTF-8 contain surrogates.
+        if _shown(source) != source:
+            self.leave_out(source, "its name is not UTF-8")
         elif not stat.S_ISREG(found.st_mode):
             self._refuse(source, path, "no regular file", given=given)
         elif kind is None:
@@ -86,7 +87,10 @@ class _Finding:
     def _refuse(self, source: str, path: Path, reason: str, *, given: bool) -> None:
         if given:
             raise SourcesError(f"{_shown(str(path))}: {reason}")
-        self.left_out.append(LeftOut(_shown(source), reason))
+        self.leave_out(source, reason)
+
+    def leave_out(self, source: str, reason: str) -> None:
+        self.left_out.append(SkippedFile(_shown(source), reason))
 
 
 def find_sources(given: Sequence[str | os.PathLike[str]], *, follow_links: bool = False) -> Sources:
@@ -96,7 +100,7 @@ def find_sources(given: Sequence[str | os.PathLike[str]], *, follow_links: bool 
     folders, and names begin at the first part with a wildcard. A hidden file is taken only if it is named.
 
     Links that lead out of a folder, or out of the one that a glob begins in, are left out unless ``follow_links``:
-    whoever may put a link there could otherwise have any file of this machine stored.
+    otherwise anybody who may put a link there could have any file of this machine stored.
 
     Raises SourcesError: nothing was found, or two files would have one name.
     """
@@ -113,7 +117,12 @@ def find_sources(given: Sequence[str | os.PathLike[str]], *, follow_links: bool 
         else:
             _match(path, finding, follow_links=follow_links)
         if finding.taken == taken:
-            raise SourcesError(_nothing(path, finding, len(finding.left_out) - left_out))
+            shown = _shown(str(path))
+            if finding.unread:
+                raise SourcesError(f"{shown}: cannot be read ({finding.unread[0].reason})")
+            new = len(finding.left_out) - left_out
+            beside = f"; left out: {new}" if new else ""
+            raise SourcesError(f"{shown}: holds no file to ingest ({', '.join(SUFFIXES)}){beside}")
     return Sources(
         files=tuple(finding.files[source] for source in sorted(finding.files)),
         left_out=tuple(sorted(finding.left_out, key=lambda left: left.source)),
@@ -131,20 +140,20 @@ def _walk(root: Path, finding: _Finding, *, follow_links: bool) -> None:
         try:
             found = folder.stat()
             if (identity := (found.st_dev, found.st_ino)) in seen:
-                finding.left_out.append(LeftOut(_shown(below.as_posix()), "a folder that was read already"))
+                finding.leave_out(below.as_posix(), "a folder that was read already")
                 continue
             seen.add(identity)
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except OSError as error:
-            finding.unread.append(LeftOut(_shown(below.as_posix()), _reason(error)))
+            finding.unread.append(SkippedFile(_shown(below.as_posix()), _reason(error)))
             continue
         folders: list[tuple[Path, PurePath]] = []
         for entry in entries:
             name, path = below / entry.name, folder / entry.name
             if entry.name.startswith("."):
-                finding.left_out.append(LeftOut(_shown(name.as_posix()), "hidden"))
+                finding.leave_out(name.as_posix(), "hidden")
             elif _leads_out(path, within):
-                finding.left_out.append(LeftOut(_shown(name.as_posix()), _OUTSIDE))
+                finding.leave_out(name.as_posix(), _OUTSIDE)
             elif _holds(path.is_dir):
                 folders.append((path, name))
             else:
@@ -170,9 +179,9 @@ def _match(pattern: Path, finding: _Finding, *, follow_links: bool) -> None:
         if _holds(path.is_dir):
             continue
         if not shows_hidden and any(part.startswith(".") for part in below.parts):
-            finding.left_out.append(LeftOut(_shown(below.as_posix()), "hidden"))
+            finding.leave_out(below.as_posix(), "hidden")
         elif within is not None and _holds(path.exists) and not _is_below(path, within):
-            finding.left_out.append(LeftOut(_shown(below.as_posix()), _OUTSIDE))
+            finding.leave_out(below.as_posix(), _OUTSIDE)
         else:
             finding.take(below.as_posix(), path, within)
 
@@ -192,7 +201,7 @@ def _matches(root: Path, below: PurePath, parts: Sequence[str], finding: _Findin
     except (NotADirectoryError, FileNotFoundError):
         return
     except OSError as error:
-        if (unread := LeftOut(_shown(below.as_posix()), _reason(error))) not in finding.unread:
+        if (unread := SkippedFile(_shown(below.as_posix()), _reason(error))) not in finding.unread:
             finding.unread.append(unread)
         return
     for entry in entries:
@@ -226,18 +235,6 @@ def _resolved(path: Path) -> Path:
 
 def _reason(error: OSError) -> str:
     return error.strerror or type(error).__name__
-
-
-def _nothing(path: Path, finding: _Finding, left_out: int) -> str:
-    if finding.unread:
-        return f"{_shown(str(path))}: cannot be read ({finding.unread[0].reason})"
-    beside = f"; left out: {left_out}" if left_out else ""
-    return f"{_shown(str(path))}: holds no file to ingest ({', '.join(SUFFIXES)}){beside}"
-
-
-def _is_text(source: str) -> bool:
-    """Whether the name can be stored; a name that is not UTF-8 comes with surrogates in it."""
-    return source.isascii() or not any("\ud800" <= character <= "\udfff" for character in source)
 
 
 def _shown(name: str) -> str:

@@ -71,10 +71,10 @@ class StaticEmbedder:
         return vector
 
     def close(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no connection is open."""
 
     async def aclose(self) -> None:
-        """There is nothing to let go of."""
+        """Do nothing: no connection is open."""
 
     def _average(self, token_ids: list[int], vector: FloatArray) -> None:
         if self._unknown in token_ids:

@@ -98,12 +98,26 @@ def apply_plan(cluster: Cluster, plan: TopicPlan, visible_timeout_s: float = _VI
     grows = [change for change in plan.changes if isinstance(change, AddPartitions)]
     configs = [change for change in plan.changes if isinstance(change, ChangeConfig)]
     deletes = [change for change in plan.changes if isinstance(change, DeleteTopic)]
+    admin = cluster.admin
+    timeouts = {"operation_timeout": REQUEST_TIMEOUT_S, "request_timeout": REQUEST_TIMEOUT_S}
     applied = [
-        *_each(creates, lambda batch: _create(cluster, batch), KafkaError.TOPIC_ALREADY_EXISTS),
+        *_each(
+            creates, lambda batch: admin.create_topics(_new_topics(batch), **timeouts), KafkaError.TOPIC_ALREADY_EXISTS
+        ),
         # The broker also refuses a partition count that the topic already has.
-        *_each(grows, lambda batch: _grow(cluster, batch), KafkaError.INVALID_PARTITIONS),
+        *_each(
+            grows,
+            lambda batch: admin.create_partitions(
+                [NewPartitions(change.topic, change.after) for change in batch], **timeouts
+            ),
+            KafkaError.INVALID_PARTITIONS,
+        ),
         *_each(configs, lambda batch: _configure(cluster, batch), None),
-        *_each(deletes, lambda batch: _delete(cluster, batch), KafkaError.UNKNOWN_TOPIC_OR_PART),
+        *_each(
+            deletes,
+            lambda batch: admin.delete_topics([change.topic for change in batch], **timeouts),
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+        ),
     ]
     failed = {item.change.topic for item in applied if item.result == "failed"}
     wanted = {change.topic: change.partitions for change in creates} | {change.topic: change.after for change in grows}
@@ -130,34 +144,24 @@ def _each(changes: list[ChangeT], send: Callable[[list[ChangeT]], _Futures], har
         batch = changes[start : start + _BATCH]
         futures = send(batch)
         for change in batch:
-            yield _outcome(change, futures[change.topic], harmless)
+            try:
+                futures[change.topic].result(timeout=_ANSWER_TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() == harmless:
+                    yield Applied(change, "already")
+                else:
+                    yield Applied(change, "failed", reason_of(error))
+            except FutureTimeout:
+                yield Applied(change, "failed", f"no answer within {_ANSWER_TIMEOUT_S:g} s")
+            else:
+                yield Applied(change, "done")
 
 
-def _outcome(change: Change, future: "Future[None]", harmless: int | None) -> Applied:
-    try:
-        future.result(timeout=_ANSWER_TIMEOUT_S)
-    except KafkaException as error:
-        if harmless is not None and error.args[0].code() == harmless:
-            return Applied(change, "already")
-        return Applied(change, "failed", reason_of(error))
-    except FutureTimeout:
-        return Applied(change, "failed", f"no answer within {_ANSWER_TIMEOUT_S:g} s")
-    return Applied(change, "done")
-
-
-def _create(cluster: Cluster, batch: list[CreateTopic]) -> _Futures:
-    topics = [
+def _new_topics(batch: list[CreateTopic]) -> list[NewTopic]:
+    return [
         NewTopic(change.topic, change.partitions, change.replication_factor, config=dict(change.config))
         for change in batch
     ]
-    return cluster.admin.create_topics(topics, operation_timeout=REQUEST_TIMEOUT_S, request_timeout=REQUEST_TIMEOUT_S)
-
-
-def _grow(cluster: Cluster, batch: list[AddPartitions]) -> _Futures:
-    partitions = [NewPartitions(change.topic, change.after) for change in batch]
-    return cluster.admin.create_partitions(
-        partitions, operation_timeout=REQUEST_TIMEOUT_S, request_timeout=REQUEST_TIMEOUT_S
-    )
 
 
 def _configure(cluster: Cluster, batch: list[ChangeConfig]) -> _Futures:
@@ -174,11 +178,6 @@ def _configure(cluster: Cluster, batch: list[ChangeConfig]) -> _Futures:
 def _config_entry(setting: Setting) -> ConfigEntry:
     operation = AlterConfigOpType.DELETE if setting.after is None else AlterConfigOpType.SET
     return ConfigEntry(setting.key, setting.after, incremental_operation=operation)
-
-
-def _delete(cluster: Cluster, batch: list[DeleteTopic]) -> _Futures:
-    topics = [change.topic for change in batch]
-    return cluster.admin.delete_topics(topics, operation_timeout=REQUEST_TIMEOUT_S, request_timeout=REQUEST_TIMEOUT_S)
 
 
 def _topic_configs(cluster: Cluster, names: list[str]) -> dict[str, dict[str, ConfigEntry]]:

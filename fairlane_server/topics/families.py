@@ -1,7 +1,7 @@
 """Topic families of ``topics.yaml``, and their topics for a set of tenants and pools."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -121,7 +121,17 @@ def expand(
     """All topics of these families: for each tenant and its services, for each pool of the models and each class."""
     tenants = tuple(tenants)
     pools = pools_of(tenants, models)
-    return tuple(topic for family in families for topic in _topics(family, tenants, pools))
+    return tuple(
+        TopicSpec(
+            topic_name(family.name.format_map(values)),
+            family.family,
+            family.partitions_by_tenant.get(values.get("tenant", ""), family.partitions),
+            family.config,
+            family.records,
+        )
+        for family in families
+        for values in _fillings(family.placeholders, tenants, pools)
+    )
 
 
 def pools_of(tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]) -> tuple[str, ...]:
@@ -130,22 +140,6 @@ def pools_of(tenants: Iterable[TenantSpec], models: Iterable[ModelVersion]) -> t
     shared = [model.pool for model in models]
     dedicated = [tenant.pool for tenant in tenants if tenant.pool is not None]
     return tuple(dict.fromkeys([*shared, *dedicated, *(pool for model in models for pool in model.dedicated_pools)]))
-
-
-def of_scope(families: Iterable[TopicFamily], placeholder: str) -> tuple[TopicFamily, ...]:
-    """The families with one topic per ``tenant`` or per ``pool``."""
-    return tuple(family for family in families if placeholder in family.placeholders)
-
-
-def static(families: Iterable[TopicFamily]) -> tuple[TopicFamily, ...]:
-    return tuple(family for family in families if not family.placeholders)
-
-
-def _topics(family: TopicFamily, tenants: tuple[TenantSpec, ...], pools: tuple[str, ...]) -> Iterator[TopicSpec]:
-    for values in _fillings(family.placeholders, tenants, pools):
-        partitions = family.partitions_by_tenant.get(values.get("tenant", ""), family.partitions)
-        name = topic_name(family.name.format_map(values))
-        yield TopicSpec(name, family.family, partitions, family.config, family.records)
 
 
 def _fillings(
@@ -211,27 +205,25 @@ def _name(node: YamlNode) -> str:
 
 
 def _records(node: YamlNode) -> tuple[str, ...]:
-    records = node.strings()
-    for item, name in zip(node.items, records, strict=True):
-        if name not in type_by_name:
-            raise item.error(f"unknown record {name!r}; known: {', '.join(type_by_name)}")
-    return records
+    return _known(node, "record", tuple(type_by_name))
 
 
 def _roles(node: YamlNode) -> tuple[str, ...]:
-    roles = node.strings()
-    if not roles:
+    if not node.strings():
         raise node.error("at least one role is needed")
-    for item, role in zip(node.items, roles, strict=True):
-        _check(item, role, _ROLES)
-    return roles
+    return _known(node, "value", _ROLES)
+
+
+def _known(node: YamlNode, kind: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
+    values = node.strings()
+    for item, value in zip(node.items, values, strict=True):
+        if value not in allowed:
+            raise item.error(f"unknown {kind} {value!r}; known: {', '.join(allowed)}")
+    return values
 
 
 def _one_of(node: YamlNode, allowed: tuple[str, ...]) -> str:
-    return _check(node, node.string(), allowed)
-
-
-def _check(node: YamlNode, value: str, allowed: tuple[str, ...]) -> str:
+    value = node.string()
     if value not in allowed:
         raise node.error(f"unknown value {value!r}; known: {', '.join(allowed)}")
     return value

@@ -118,14 +118,6 @@ class Deviation:
 
 
 @dataclass(frozen=True, slots=True)
-class Permissions:
-    """Changes permitted by the operator: ``delete`` extra topics, ``shrink`` retention."""
-
-    delete: bool = False
-    shrink: bool = False
-
-
-@dataclass(frozen=True, slots=True)
 class TopicPlan:
     """Changes in the order to make them, and findings that no change corrects."""
 
@@ -144,15 +136,17 @@ def plan(
     families: Iterable[TopicFamily],
     broker_config: Mapping[str, str] | None,
     replication_factor: int,
-    allowed: Permissions | None = None,
+    delete: bool = False,
+    shrink: bool = False,
 ) -> TopicPlan:
     """Compare the desired topics with the existing ones.
 
     ``existing`` holds all topics of the cluster; those of no family are ignored. ``families`` are those that ``wanted``
     was expanded from. ``broker_config`` is None when the cluster does not show it. Topics are created with
-    ``replication_factor``; for an existing topic a lower one is only reported.
+    ``replication_factor``; for an existing topic a lower one is only reported. ``delete`` permits the deletion of extra
+    topics, ``shrink`` of records.
     """
-    wanted, families, allowed = tuple(wanted), tuple(families), allowed or Permissions()
+    wanted = tuple(wanted)
     changes: list[Change] = []
     findings: list[Deviation] = []
     for topic in wanted:
@@ -161,15 +155,25 @@ def plan(
             config = _with_durability(topic.config, replication_factor)
             changes.append(CreateTopic(topic.name, topic.partitions, replication_factor, config))
             continue
-        for decide in (_partitions, _config):
-            change, finding = decide(topic, found, allowed)
-            changes.extend([] if change is None else [change])
-            findings.extend([] if finding is None else [finding])
+        if found.partitions < topic.partitions:
+            changes.append(AddPartitions(topic.name, found.partitions, topic.partitions))
+        elif found.partitions > topic.partitions:
+            message = f"has {found.partitions} partitions, wanted {topic.partitions}; Kafka cannot remove any"
+            findings.append(_warning(DeviationKind.FEWER_PARTITIONS, topic.name, message))
+        settings = _changed_settings(_with_durability(topic.config, found.replication_factor), found)
+        losing = () if shrink else tuple(filter(_loses_records, settings))
+        if kept := tuple(item for item in settings if item not in losing):
+            changes.append(ChangeConfig(topic.name, kept))
+        if losing:
+            message = f"{ChangeConfig(topic.name, losing).detail} would delete records; `topics apply --shrink` does it"
+            findings.append(_warning(DeviationKind.SHORTER_RETENTION, topic.name, message))
         if found.replication_factor < replication_factor:
             replicas = f"has {found.replication_factor} replicas, wanted {replication_factor}; reassign its partitions"
             findings.append(_warning(DeviationKind.REPLICATION_FACTOR, topic.name, replicas))
-    for name, family in _extra_topics({topic.name for topic in wanted}, existing, families):
-        if allowed.delete:
+    extra = sorted(existing.keys() - {topic.name for topic in wanted})
+    placed = [family for family in families if family.placeholders]
+    for name, family in [(name, family.family) for name in extra for family in placed if family.matches(name)]:
+        if delete:
             changes.append(DeleteTopic(name, family))
         else:
             message = f"of family {family}, but of no tenant or pool that is named; `topics apply --delete` removes it"
@@ -198,30 +202,6 @@ def _warning(problem: DeviationKind, topic: str, message: str) -> Deviation:
     return Deviation("warning", problem, topic, f"{topic}: {message}")
 
 
-def _partitions(
-    topic: TopicSpec, found: ExistingTopic, _allowed: Permissions
-) -> tuple[AddPartitions | None, Deviation | None]:
-    if found.partitions < topic.partitions:
-        return AddPartitions(topic.name, found.partitions, topic.partitions), None
-    if found.partitions > topic.partitions:
-        message = f"has {found.partitions} partitions, wanted {topic.partitions}; Kafka cannot remove any"
-        return None, _warning(DeviationKind.FEWER_PARTITIONS, topic.name, message)
-    return None, None
-
-
-def _config(
-    topic: TopicSpec, found: ExistingTopic, allowed: Permissions
-) -> tuple[ChangeConfig | None, Deviation | None]:
-    settings = _changed_settings(_with_durability(topic.config, found.replication_factor), found)
-    losing = tuple(item for item in settings if _loses_records(item)) if not allowed.shrink else ()
-    kept = tuple(item for item in settings if item not in losing)
-    finding = None
-    if losing:
-        message = f"{ChangeConfig(topic.name, losing).detail} would delete records; `topics apply --shrink` does it"
-        finding = _warning(DeviationKind.SHORTER_RETENTION, topic.name, message)
-    return ChangeConfig(topic.name, kept) if kept else None, finding
-
-
 def _with_durability(config: Mapping[str, str], replication_factor: int) -> dict[str, str]:
     # With acks=all and min.insync.replicas=1, losing one broker could lose an acknowledged record.
     return {**config, _MIN_ISR: "2" if replication_factor >= 3 else "1"}
@@ -246,17 +226,6 @@ def _loses_records(setting: Setting) -> bool:
         return True  # the broker's default may be shorter
     before, after = int(setting.before), int(setting.after)
     return before < 0 or after < before  # negative: kept for ever
-
-
-def _extra_topics(
-    wanted: set[str], existing: Mapping[str, ExistingTopic], families: tuple[TopicFamily, ...]
-) -> list[tuple[str, str]]:
-    return [
-        (name, family.family)
-        for name in sorted(existing.keys() - wanted)
-        for family in families
-        if family.placeholders and family.matches(name)
-    ]
 
 
 def _check_offsets_retention(

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from fairlane.outcomes import Code
 from fairlane.records import TokenUsage, WorkItem
-from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.admission_rule import cost_tokens
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.capacity.measurement import MeasuredRun
 from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success

@@ -6,7 +6,7 @@ from pydantic_core import to_json
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
-from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.admission_rule import cost_tokens
 from producers.backfill.job import Tally
 from producers.backfill.row import BadRow
 from producers.openai_api.responses import RequestEcho, chat_completion, completion, embeddings

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest
-from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.admission_rule import cost_tokens
 from fairlane_server.text import estimated_tokens
 from producers.backfill.row import BadRow, ParsedRow
 

@@ -1,4 +1,4 @@
-"""Composition root of the recorder: reads the settings, wires the parts, runs until it is told to stop."""
+"""Composition root of the recorder: reads the settings, wires the parts, runs until a stop signal."""
 
 from confluent_kafka import KafkaException
 
@@ -9,8 +9,8 @@ from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import OldRows, Removal, rules_of
-from stream_processors.recorder.source import Source
-from stream_processors.recorder.store import Store
+from stream_processors.recorder.source import LogConsumer
+from stream_processors.recorder.store import RecorderStore
 
 log = logs.get_logger(__name__)
 
@@ -34,8 +34,8 @@ def main() -> int:
     failures: list[BaseException] = []
     removal = Removal(OldRows(dsn), rules, failures.append)
     recorder = Recorder(
-        Source(settings),
-        Store(dsn),
+        LogConsumer(settings),
+        RecorderStore(dsn),
         codec_for(settings),
         readiness,
         batch_records=settings.recorder_batch_records,

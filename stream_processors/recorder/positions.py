@@ -54,12 +54,11 @@ class Positions:
         return {partition: position.reached for partition, position in self._placed.items()}
 
     def own(self, partitions: Iterable[Partition]) -> None:
-        """These were assigned."""
         for partition in partitions:
             self._waiting.setdefault(partition, None)
 
     def disown(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
-        """These were taken away. Returns those that were placed."""
+        """Remove partitions. Returns those that were placed."""
         gone = frozenset(partitions)
         for partition in gone:
             self._waiting.pop(partition, None)
@@ -71,7 +70,7 @@ class Positions:
         self._placed[partition] = _Position(next_offset, next_offset)
 
     def unplace(self, partitions: Iterable[Partition]) -> None:
-        """What is stored of these is no longer certain: whatever was read beyond it will be read again."""
+        """What is stored of these is no longer certain: records beyond it will be read again."""
         for partition in partitions:
             position = self._placed.pop(partition, None)
             if position is not None:
@@ -86,13 +85,12 @@ class Positions:
         return True
 
     def reach(self, partition: Partition, end: int) -> None:
-        """Nothing that could be delivered stands before ``end``: it passes transaction markers and aborted records."""
+        """No record before ``end`` can be delivered any more: it passes transaction markers and aborted records."""
         position = self._placed.get(partition)
         if position is not None and end > position.reached:
             position.reached = end
 
     def moves(self) -> dict[Partition, Move]:
-        """The steps from what is stored to what is reached."""
         return {
             partition: Move(position.stored, position.reached)
             for partition, position in self._placed.items()

@@ -45,7 +45,7 @@ _UNKNOWN_SOURCE = SourceCoordinate("", -1, -1)
 
 @dataclass(frozen=True, slots=True)
 class LogRecord:
-    """One record as it stands in the log; ``timestamp_ms`` is the record's own, since the epoch."""
+    """One record of the log; ``timestamp_ms`` is the record's own, since the epoch."""
 
     topic: str
     partition: int
@@ -67,7 +67,7 @@ class Skipped:
 
 @dataclass(slots=True)
 class Projection:
-    """What a batch of records comes to.
+    """Rows of a batch of records.
 
     Attributes:
         layers: statements' worth of rows per table: no two rows of one layer have the same key, and the layers are

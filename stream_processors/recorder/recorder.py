@@ -8,7 +8,6 @@ import random
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
@@ -22,12 +21,13 @@ from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.retention import Rule, drop_old
-from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
+from stream_processors.recorder.source import End, Event, LogConsumer, LogUnavailableError, OutOfRange
 from stream_processors.recorder.store import (
+    PostgresTimeoutError,
+    PostgresUnavailableError,
+    RecorderStore,
     Repetition,
     RowsRefusedError,
-    StoreTimeoutError,
-    StoreUnavailableError,
     SupersededError,
 )
 from stream_processors.recorder.tables import ALL_TABLES
@@ -39,14 +39,9 @@ _GROWTH = 1 / 8
 
 
 @dataclass(slots=True)
-class BatchSize:
+class AdaptiveBatchSize:
     """Half as many records after a batch that took Postgres too long, down to one, and an eighth more after each that
-    is stored: slowly, since what is too much costs a time-out.
-
-    Attributes:
-        most_records: of one batch.
-        records: of the next one, at most.
-    """
+    is stored: slowly, since what is too much costs a time-out. ``records`` is the bound of the next batch."""
 
     most_records: int
     records: int = field(init=False)
@@ -55,12 +50,10 @@ class BatchSize:
         self.records = self.most_records
 
     def timed_out(self, records: int) -> None:
-        """A batch of so many records was not stored in time."""
         if records:
             self.records = max(1, min(self.records, records // 2))
 
     def stored(self, records: int) -> None:
-        """A batch of so many records was stored."""
         if records:
             self.records = min(self.most_records, self.records + max(1, int(self.records * _GROWTH)))
 
@@ -81,40 +74,13 @@ _SCHEMA_AGAIN = Backoff(first_s=0.25, longest_s=10.0)
 _REFUSED = "refused_by_postgres"
 
 
-class LogSource(Protocol):
-    """What the loop needs of the log; see :class:`stream_processors.recorder.source.Source`."""
-
-    def start(
-        self,
-        on_assigned: Callable[[frozenset[Partition]], None],
-        on_revoked: Callable[[frozenset[Partition]], None],
-    ) -> None: ...
-    def close(self) -> None: ...
-    def fetch(self, offsets: Mapping[Partition, int]) -> None: ...
-    def stop_fetching(self, partitions: Iterable[Partition]) -> None: ...
-    def read(self, max_records: int, max_bytes: int, timeout_s: float) -> list[Event]: ...
-    def bounds(self, partition: Partition) -> tuple[int, int]: ...
-    def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]: ...
-    def known_end(self, partition: Partition) -> int | None: ...
-
-
-class RowStore(Protocol):
-    """What the loop needs of the database; see :class:`stream_processors.recorder.store.Store`."""
-
-    def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]: ...
-    def start_at(self, offsets: Mapping[Partition, Stored]) -> None: ...
-    def move(self, moves: Mapping[Partition, Move], topic_ids: Mapping[Partition, str]) -> None: ...
-    def write(self, projection: Projection, moves: Mapping[Partition, Move]) -> list[Repetition]: ...
-    def close(self) -> None: ...
-
-
 class Recorder:
     """Projects the log into the database, each record once. Runs in one thread."""
 
     def __init__(
         self,
-        source: LogSource,
-        store: RowStore,
+        source: LogConsumer,
+        store: RecorderStore,
         codec: Codec,
         readiness: Readiness,
         *,
@@ -128,7 +94,7 @@ class Recorder:
         self._store = store
         self._codec = codec
         self._readiness = readiness
-        self._batch_size = BatchSize(batch_records)
+        self._batch_size = AdaptiveBatchSize(batch_records)
         self._retention = retention
         self._clock = clock
         self._wall_clock = wall_clock
@@ -145,7 +111,7 @@ class Recorder:
         self._lag_topics: set[str] = set()
 
     def run(self, stopping: Callable[[], bool]) -> None:
-        """Work until told to stop, then store the last positions and leave the group.
+        """Work until ``stopping`` returns true, then store the last positions and leave the group.
 
         Raises KafkaException when the consumer cannot go on; the process must then be started again.
         """
@@ -238,11 +204,11 @@ class Recorder:
                 if not stored[partition].topic_id and partition.topic in ids
             }:
                 self._store.move({}, unnamed)
-        except SourceUnavailableError as error:
+        except LogUnavailableError as error:
             log.warning("topic_ids_unknown", reason=str(error))
             self._retry_later()
             return
-        except StoreUnavailableError as error:
+        except PostgresUnavailableError as error:
             self._lost_store(str(error))
             return
         except SupersededError:
@@ -268,18 +234,18 @@ class Recorder:
         """First offset and end of each log, as far as the broker says within the budget; the rest has to wait."""
         bounds: dict[Partition, tuple[int, int]] = {}
         give_up_at = self._clock() + _PLACING_BUDGET_S
-        # In any order: one that never answers must not stand before the same others every time.
+        # In any order: one that never answers must not delay the same others every time.
         for partition in random.sample(list(partitions), len(partitions)):
             if self._clock() >= give_up_at:
                 break
             try:
                 bounds[partition] = self._source.bounds(partition)
-            except SourceUnavailableError as error:
+            except LogUnavailableError as error:
                 log.warning("log_bounds_unknown", topic=partition.topic, partition=partition.number, reason=str(error))
         return bounds
 
     def _back_in_log(self, partition: Partition, stored: Stored, log_now: PartitionLog) -> int:
-        """The offset to go on from where a stored one may not be in the log. Raises as ``RowStore.write``."""
+        """The offset to go on from where a stored one may not be in the log. Raises as ``RecorderStore.write``."""
         position, finding = resume_offset(stored.next_offset, stored.topic_id, log_now)
         if finding is not LogPosition.IN_LOG:
             alarm(finding, partition.topic, partition.number, stored.next_offset, log_now)
@@ -315,11 +281,11 @@ class Recorder:
             self._schema_waits -= moves.keys()
             if not self._schema_waits:
                 self._schema_failures = 0
-        except StoreTimeoutError as error:
+        except PostgresTimeoutError as error:
             self._batch_size.timed_out(len(records))
             log.warning("batch_timed_out", records=len(records), next_records=self._batch_size.records)
             self._lost_store(str(error))
-        except StoreUnavailableError as error:
+        except PostgresUnavailableError as error:
             self._lost_store(str(error))
         except SupersededError:
             log.warning("superseded", partitions=len(moves), records=len(records))
@@ -372,7 +338,7 @@ class Recorder:
         try:
             # Nothing of these is fetched, and an outage is when the lag matters most.
             ends += [(partition, at, self._source.bounds(partition)[1]) for partition, at in blind.items()]
-        except SourceUnavailableError:
+        except LogUnavailableError:
             log.debug("lag_unknown")
         for partition, at, end in ends:
             if end is not None:

@@ -1,4 +1,4 @@
-"""Retention of rows: which are too old to store, and the removal of old ones in small steps."""
+"""Retention of rows: old ones are not stored, and stored ones are removed in small steps."""
 
 import random
 import threading
@@ -27,13 +27,8 @@ _JITTER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How long the rows of one table are kept.
-
-    Attributes:
-        table: whose rows.
-        column: milliseconds since the epoch, from which a row's age counts; indexed.
-        keep_s: age that rows reach.
-    """
+    """How long the rows of one table are kept; ``column`` is milliseconds since the epoch, from which a row's age
+    counts, and indexed."""
 
     table: Table
     column: str
@@ -41,7 +36,6 @@ class Rule:
 
     @property
     def name(self) -> str:
-        """Of the table."""
         return self.table.name
 
     def before_ms(self, epoch_ms: int) -> int:
@@ -71,14 +65,11 @@ def drop_old(projection: Projection, rules: Sequence[Rule], epoch_ms: int) -> No
 
 
 class RemovalLag:
-    """By how much old rows of each table outstay their time.
+    """By how much rows of each table exceed their retention.
 
     It counts from the oldest row that the last removal left, or else from the time before which that removal left none.
-    A table whose removals fail therefore lags more and more, whatever it holds: nobody can look.
-
-    Args:
-        rules: of the tables.
-        started_ms: milliseconds since the epoch; a table that was never looked at counts as clean then.
+    The lag of a table whose removals fail therefore grows, whatever the table holds. A table that was never looked at
+    counts as clean at ``started_ms``, since the epoch.
     """
 
     def __init__(self, rules: Sequence[Rule], started_ms: int) -> None:
@@ -90,7 +81,6 @@ class RemovalLag:
         self._clean_until_ms[name] = before_ms if oldest_ms is None else oldest_ms
 
     def lags_ms(self, epoch_ms: int) -> dict[str, int]:
-        """Of each table, by name."""
         return {
             name: max(0, rule.before_ms(epoch_ms) - self._clean_until_ms[name]) for name, rule in self._rules.items()
         }
@@ -103,14 +93,11 @@ class _Pace:
 
 
 class RemovalSchedule:
-    """Which table is due, and how many rows are removed at once.
+    """The table that is due, and the number of rows to remove at once.
 
     Each removal is followed by a pause as long as itself, so that it takes half of one connection's time at most. A
-    table in which nothing more is old rests for about ``INTERVAL_S``.
-
-    Args:
-        names: of the tables.
-        at_once: most rows of one removal, so that it holds nothing up; halved while removals take too long.
+    table in which nothing more is old rests for about ``INTERVAL_S``. ``at_once`` is halved while removals take too
+    long.
     """
 
     def __init__(self, names: Sequence[str], at_once: int = 1_000) -> None:
@@ -164,19 +151,11 @@ class OldRows:
         return int(removed), None if oldest_ms is None else int(oldest_ms)
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
         self._kept.close()
 
 
 class Removal:
-    """The thread.
-
-    Args:
-        rows: that it removes.
-        rules: how long they are kept.
-        on_failure: called on the thread with what ended it.
-        wall_clock: milliseconds since the epoch.
-    """
+    """The thread that removes old rows. ``on_failure`` is called on it with the error that ended it."""
 
     def __init__(
         self,

@@ -39,7 +39,7 @@ CLOSE_TIMEOUT_S = 20.0
 OnChange = Callable[[frozenset[Partition]], None]
 
 
-class SourceUnavailableError(Exception):
+class LogUnavailableError(Exception):
     """The broker did not answer about a partition: try again later."""
 
 
@@ -61,7 +61,7 @@ class OutOfRange:
 Event = LogRecord | End | OutOfRange | SkippedRange
 
 
-class Source:
+class LogConsumer:
     """A member of the recorder's group. Not safe between threads."""
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -70,8 +70,8 @@ class Source:
         self._revoked_at_s: float | None = None
         """Since when all was taken away and nothing was assigned."""
         self._owned: frozenset[Partition] = frozenset()
-        self._on_assigned: OnChange = _ignore
-        self._on_revoked: OnChange = _ignore
+        self._on_assigned: OnChange = lambda _: None
+        self._on_revoked: OnChange = lambda _: None
         self._fetched: set[Partition] = set()
         self._passed: list[SkippedRange] = []
         """By the poll under way."""
@@ -125,25 +125,25 @@ class Source:
                 continue
             if (event := _event(message)) is not None:
                 events.append(event)
-                size_bytes += _size_bytes(event)
+                size_bytes += len(event.value or b"") if isinstance(event, LogRecord) else 0
             if size_bytes >= max_bytes:
                 break
         return events
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
-        """First offset and end of the log, asked from the broker. Raises SourceUnavailableError."""
+        """First offset and end of the log, asked from the broker. Raises LogUnavailableError."""
         try:
             low, high = self._consumer.get_watermark_offsets(TopicPartition(*partition), timeout=REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise SourceUnavailableError(str(error.args[0].str())) from None
+            raise LogUnavailableError(str(error.args[0].str())) from None
         return low, high
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
-        """The ids of these topics, as far as they have any. Raises SourceUnavailableError."""
+        """The ids of these topics, as far as they have any. Raises LogUnavailableError."""
         try:
             return self._topic_ids(topics, REQUEST_TIMEOUT_S)
         except KafkaException as error:
-            raise SourceUnavailableError(str(error.args[0].str())) from None
+            raise LogUnavailableError(str(error.args[0].str())) from None
 
     def known_end(self, partition: Partition) -> int | None:
         """The end of a fetched partition as the last fetch saw it, without asking."""
@@ -180,16 +180,8 @@ def _config(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _ignore(_partitions: frozenset[Partition]) -> None:
-    pass
-
-
 def _partitions(partitions: Iterable[TopicPartition]) -> frozenset[Partition]:
     return frozenset(Partition(partition.topic, partition.partition) for partition in partitions)
-
-
-def _size_bytes(event: Event) -> int:
-    return len(event.value or b"") if isinstance(event, LogRecord) else 0
 
 
 def _event(message: Message) -> Event | None:

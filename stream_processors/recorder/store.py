@@ -51,11 +51,11 @@ AND stored.topic_id IS DISTINCT FROM named.topic_id
 """
 
 
-class StoreUnavailableError(Exception):
+class PostgresUnavailableError(Exception):
     """Postgres cannot be used now: try again later. The message is one line, without any row's values."""
 
 
-class StoreTimeoutError(StoreUnavailableError):
+class PostgresTimeoutError(PostgresUnavailableError):
     """It was not done in time: Postgres hangs, or it was too much at once."""
 
 
@@ -76,25 +76,24 @@ class Repetition:
     seen: int
 
 
-class Store:
+class RecorderStore:
     """One connection, opened when it is first needed and again after every failure. Every call is bounded in time."""
 
     def __init__(self, dsn: str, call_timeout_s: float = CALL_TIMEOUT_S) -> None:
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=_SERVER_TIMEOUTS_S)
 
     def close(self) -> None:
-        """Give the connection back; the next call opens another."""
         self._kept.close()
 
     def next_offsets(self, partitions: Iterable[Partition]) -> dict[Partition, Stored]:
-        """Where each of these goes on, as far as it is known. Raises StoreUnavailableError."""
+        """Where each of these goes on, as far as it is known. Raises PostgresUnavailableError."""
         topics, numbers = _columns(partitions, 2)
         with self._transaction() as connection:
             rows = connection.execute(_LOAD, (topics, numbers)).fetchall()
         return {Partition(topic, number): Stored(offset, topic_id or "") for topic, number, offset, topic_id in rows}
 
     def start_at(self, offsets: Mapping[Partition, Stored]) -> None:
-        """Store where partitions begin that have no stored offset yet. Raises StoreUnavailableError."""
+        """Store where partitions begin that have no stored offset yet. Raises PostgresUnavailableError."""
         rows = ((*partition, start.next_offset, start.topic_id) for partition, start in offsets.items())
         with self._transaction() as connection:
             connection.execute(_START, _columns(rows, 4))
@@ -114,12 +113,12 @@ class Store:
         Raises:
             SupersededError: an offset was not the expected one: another recorder wrote these records.
             RowsRefusedError: a row cannot be stored, however often it is tried.
-            StoreTimeoutError: it took too long. Whether it was written is unknown, as for
-            StoreUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
+            PostgresTimeoutError: it took too long. Whether it was written is unknown, as for
+            PostgresUnavailableError: anything else. Whether it was written is then unknown; the stored offsets tell.
         """
         repetitions: list[Repetition] = []
         with self._transaction() as connection:
-            # The fence comes first: who lost its partitions writes nothing and waits for nobody.
+            # The fence comes first: a recorder that lost its partitions writes nothing and waits for no other.
             _move(connection, moves)
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)
@@ -141,8 +140,8 @@ class Store:
                 # Its text may quote the row.
                 raise RowsRefusedError(f"{type(error).__name__} ({error.sqlstate})") from None
             if isinstance(error, psycopg.errors.QueryCanceled):
-                raise StoreTimeoutError(explain(error)) from None
-            raise StoreUnavailableError(explain(error)) from None
+                raise PostgresTimeoutError(explain(error)) from None
+            raise PostgresUnavailableError(explain(error)) from None
 
 
 def _move(connection: psycopg.Connection, moves: Mapping[Partition, Move]) -> None:

@@ -55,11 +55,9 @@ class Table:
     """One table.
 
     Attributes:
-        name: in the database.
-        record: what one row is, in metrics and logs.
+        record: name of a row in metrics and logs.
         columns: name to type, in the order of a row.
-        key: the columns of the primary key.
-        on_conflict: what happens to a row whose key is there; the stored one is ``stored``, the new one ``excluded``.
+        on_conflict: clause for a row whose key exists; the stored one is ``stored``, the new one ``excluded``.
         seen: the column that counts outcomes of the same key; more than 1 is an alarm. None: nothing is counted.
     """
 

@@ -15,7 +15,7 @@ from fairlane.clock import now_ms
 from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS
 from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, Load, check_promise
 from tests.kit.pipeline import Pipeline
 from tests.kit.waiting import eventually, until_ms

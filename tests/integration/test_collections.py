@@ -141,7 +141,7 @@ def test_ingest_that_is_interrupted_goes_on_where_it_was(
     total = 600
     for name in range(total):
         (tmp_path / f"{name:03}.md").write_text(f"# Number {name}\n\nThe document with the number {name}.\n")
-    collections = Collections(store, LetterEmbedder(), "acme")
+    collections = Collections(store, LetterEmbedder, "acme")
     collections.create("handbook")
     command = [sys.executable, "-c", PROGRAM, "collections", "ingest", "handbook", str(tmp_path), "--tenant", "acme"]
     with subprocess.Popen(
@@ -165,9 +165,10 @@ def test_ingest_that_is_interrupted_goes_on_where_it_was(
 
 def test_parser_ends_with_the_process_that_was_killed(tmp_path: Path) -> None:
     program = (
-        "from fairlane_server.retrieval.documents import DocumentReader, Format\n"
+        "from fairlane_server.retrieval.documents import DocumentReader\n"
+        "from fairlane_server.retrieval.parsers import DocumentFormat\n"
         "reader = DocumentReader()\n"
-        "reader.parse('a', Format.HTML, b'<p>text</p>')\n"
+        "reader.parse('a', DocumentFormat.HTML, b'<p>text</p>')\n"
         "print(reader._parser._process.pid, flush=True)\n"
         "input()\n"
     )

@@ -32,7 +32,7 @@ from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.retention import OldRows, Rule
-from stream_processors.recorder.store import Store
+from stream_processors.recorder.store import RecorderStore
 from stream_processors.recorder.tables import TURNS
 from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
 from tests.kit.stack import PostgresServer
@@ -51,7 +51,7 @@ class Recorded:
     """Turns as the recorder writes them."""
 
     def __init__(self, dsn: str) -> None:
-        self._store, self._old = Store(dsn), OldRows(dsn)
+        self._store, self._old = RecorderStore(dsn), OldRows(dsn)
         self._at: dict[Partition, int] = {}
 
     def turns(

@@ -15,7 +15,7 @@ from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
-from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, OpenEmbedder, OpenQueryEmbedder
+from fairlane_server.retrieval.embedder import Embedder, EmbedderError, FloatArray, QueryEmbedder
 from fairlane_server.retrieval.embedders import embedder_for, query_embedder_for
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from tests.kit.embedding_server import KEY, embedding_server
@@ -32,8 +32,8 @@ TEXTS = ("A man is playing the guitar.", "Someone plays a musical instrument.", 
 class Embedders:
     """Both of one deployment, and the loop that the second lives in."""
 
-    bulk: OpenEmbedder
-    queries: OpenQueryEmbedder
+    bulk: Embedder
+    queries: QueryEmbedder
     loop: asyncio.Runner
 
     def query(self, text: str) -> FloatArray:

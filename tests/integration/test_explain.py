@@ -23,7 +23,7 @@ from fairlane.settings import Settings
 from fairlane_server.cli import main
 from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.projection import LogRecord, project
-from stream_processors.recorder.store import Store
+from stream_processors.recorder.store import RecorderStore
 from tests.kit.stack import PostgresServer
 
 ID = "5f0c2f2e-1f43-4b3e-9f5e-6f6e2b8a0001"
@@ -53,7 +53,7 @@ def run(database: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 def record(database: PostgresServer) -> Iterator[Recorded]:
     """Stores records as the recorder would."""
     upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    store = Store(database.dsn)
+    store = RecorderStore(database.dsn)
     offsets = iter(range(1_000))
 
     def write(*records: tuple[str, object, int]) -> None:

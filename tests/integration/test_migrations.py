@@ -14,7 +14,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect, d
 from fairlane_server.postgres.migrations import DatabaseError, status, upgrade
 from stream_processors.recorder.positions import Partition
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.store import Store, StoreUnavailableError
+from stream_processors.recorder.store import PostgresUnavailableError, RecorderStore
 from stream_processors.recorder.tables import ALL_TABLES
 from tests.kit.stack import PostgresServer
 
@@ -153,8 +153,8 @@ def test_the_services_role_may_do_no_more_than_it_needs(migrated: PostgresServer
 def test_a_store_without_tables_says_so_and_works_once_they_are_there(
     settings: Settings, database: PostgresServer
 ) -> None:
-    store = Store(database.dsn)
-    with pytest.raises(StoreUnavailableError, match='UndefinedTable: relation "source_offsets" does not exist'):
+    store = RecorderStore(database.dsn)
+    with pytest.raises(PostgresUnavailableError, match='UndefinedTable: relation "source_offsets" does not exist'):
         store.next_offsets([])
     upgrade(settings)
     assert store.next_offsets([Partition("replies.a", 0)]) == {}

@@ -8,7 +8,7 @@ import psycopg
 import pytest
 
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.retrieval.pgvector_rows import matching_statement
+from fairlane_server.retrieval.pgvector_search import matching_statement
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, unit_vectors, with_tables
 from tests.kit.stack import PostgresServer

@@ -36,7 +36,12 @@ from fairlane.settings import KafkaSettings, Settings
 from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.store import Store, StoreTimeoutError, StoreUnavailableError, SupersededError
+from stream_processors.recorder.store import (
+    PostgresTimeoutError,
+    PostgresUnavailableError,
+    RecorderStore,
+    SupersededError,
+)
 from tests.kit.processes import ServiceProcess
 from tests.kit.recorder_kit import LogWriter, Tables, delete_reply_topics, make_topics, proxied, reply_to
 from tests.kit.stack import PostgresServer, choose_stack
@@ -329,7 +334,7 @@ def test_a_recorder_that_was_stopped_and_wakes_up_writes_nothing_twice(
 
 def test_only_one_of_two_writes_from_the_same_offset_gets_through(database: PostgresServer, tables: Tables) -> None:
     partition = Partition("replies.fenced", 0)
-    first, second = Store(database.dsn), Store(database.dsn)
+    first, second = RecorderStore(database.dsn), RecorderStore(database.dsn)
     first.start_at({partition: Stored(5, "this")})
     second.start_at({partition: Stored(0)})
     assert second.next_offsets([partition]) == {partition: Stored(5, "this")}
@@ -350,22 +355,22 @@ def test_a_write_that_takes_too_long_is_told_from_a_connection_that_is_lost(
 ) -> None:
     partition = Partition("replies.slow", 0)
     with psycopg.connect(database.owner_dsn, connect_timeout=5) as holder:
-        slow = Store(database.dsn, call_timeout_s=0.5)
+        slow = RecorderStore(database.dsn, call_timeout_s=0.5)
         slow.start_at({partition: Stored(0)})
         # Held by somebody else: a write waits.
         holder.execute(b"SELECT 1 FROM source_offsets FOR UPDATE")
-        with pytest.raises(StoreTimeoutError):
+        with pytest.raises(PostgresTimeoutError):
             slow.write(Projection(), {partition: Move(0, 1)})
         holder.rollback()
     slow.write(Projection(), {partition: Move(0, 1)})
     slow.close()
     with proxied(database) as (proxy, dsn):
-        store = Store(dsn)
+        store = RecorderStore(dsn)
         assert store.next_offsets([partition]) == {partition: Stored(1)}
         proxy.cut()
-        with pytest.raises(StoreUnavailableError) as cut:
+        with pytest.raises(PostgresUnavailableError) as cut:
             store.write(Projection(), {partition: Move(1, 2)})
-        assert not isinstance(cut.value, StoreTimeoutError)
+        assert not isinstance(cut.value, PostgresTimeoutError)
         store.close()
 
 

@@ -18,7 +18,7 @@ from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyA
 from stream_processors.dispatcher.deduplication.stage import ReplyGoneError, ReplyUnknownError
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
-from stream_processors.recorder.store import Store
+from stream_processors.recorder.store import RecorderStore
 from tests.kit.recorder_kit import LogWriter, delete_reply_topics, make_topics, reply_to
 from tests.kit.stack import PostgresServer
 
@@ -38,7 +38,7 @@ class Kit:
         )
         self.archive = KafkaReplyArchive(self.settings, default_codec())
         self.writer = LogWriter(broker, tenant)
-        self.store = Store(database.dsn)
+        self.store = RecorderStore(database.dsn)
 
     def record(self, reply: InferenceReply) -> int:
         """Write it and project it. Returns its offset."""

@@ -30,7 +30,7 @@ from producers.gateway.results.request_store import (
 from producers.gateway.results.results import Results
 from producers.openai_api.errors import GatewayError
 from stream_processors.recorder.projection import LogRecord, project
-from stream_processors.recorder.store import Store
+from stream_processors.recorder.store import RecorderStore
 from tests.kit.native_kit import ID, place, recorded
 from tests.kit.pgvector_kit import paused
 from tests.kit.pipeline import unique_name
@@ -54,7 +54,7 @@ class Recorded:
 
     def __init__(self, server: PostgresServer) -> None:
         self.server = server
-        self._store = Store(server.dsn)
+        self._store = RecorderStore(server.dsn)
         self._offset = 0
 
     def record(self, *replies: RecordedReply) -> None:

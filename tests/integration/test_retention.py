@@ -18,7 +18,7 @@ from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.retention import INTERVAL_S, OldRows, Removal, Rule, rules_of
-from stream_processors.recorder.store import Store
+from stream_processors.recorder.store import RecorderStore
 from stream_processors.recorder.tables import RESULTS
 from tests.kit.recorder_kit import Tables
 from tests.kit.stack import PostgresServer
@@ -45,7 +45,7 @@ def old_rows(database: PostgresServer) -> Iterator[OldRows]:
 
 def record(database: PostgresServer, ages_h: list[float], tenant: str = "acme") -> None:
     """A reply, what it cost and two decisions, for each age in hours; numbers are offsets."""
-    store, codec, now = Store(database.dsn), default_codec(), now_ms()
+    store, codec, now = RecorderStore(database.dsn), default_codec(), now_ms()
     partitions = [Partition(topic, 0) for topic in (f"replies.{tenant}", LEDGER_USAGE, LEDGER_AUDIT)]
     store.start_at(dict.fromkeys(partitions, Stored(0)))
     first = {partition: place.next_offset for partition, place in store.next_offsets(partitions).items()}

@@ -19,8 +19,7 @@ from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
-from fairlane_server.cli import models as models_cli
-from fairlane_server.cli import tenants as tenants_cli
+from fairlane_server.cli import control as control_cli
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
@@ -108,8 +107,8 @@ def run(
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
     monkeypatch.setenv("TENANTS_FILE", str(folder / "tenants.yaml"))
     monkeypatch.setenv("MODELS_FILE", str(folder / "models.yaml"))
-    monkeypatch.setattr(tenants_cli, "CONTROL_TENANTS", f"{unique}.control.tenants")
-    monkeypatch.setattr(models_cli, "CONTROL_MODELS", f"{unique}.control.models")
+    monkeypatch.setattr(control_cli, "CONTROL_TENANTS", f"{unique}.control.tenants")
+    monkeypatch.setattr(control_cli, "CONTROL_MODELS", f"{unique}.control.models")
 
     def run_command(*arguments: str) -> tuple[int, Any, str]:
         files = () if arguments[1] == "list" else ("--topics-file", str(folder / "topics.yaml"))
@@ -367,7 +366,7 @@ def test_models_are_published_when_they_change(run: Run, folder: Path, unique: s
 @pytest.fixture
 def control(run: Run, settings: KafkaSettings, unique: str) -> ControlTopic[TenantSpec]:
     assert run("topics", "apply")[0] == 0
-    return ControlTopic(settings, default_codec(), f"{unique}.control.tenants", TenantSpec, lambda spec: spec.tenant)
+    return ControlTopic(settings, default_codec(), f"{unique}.control.tenants", TenantSpec, "tenant")
 
 
 def test_control_topic_holds_the_last_word_of_each_key(control: ControlTopic[TenantSpec]) -> None:
@@ -391,7 +390,7 @@ def test_unreadable_control_record_is_shown_and_replaced(
 
 
 def test_control_topic_that_does_not_exist_is_named(settings: KafkaSettings, unique: str) -> None:
-    control = ControlTopic(settings, default_codec(), f"{unique}.none", TenantSpec, lambda spec: spec.tenant)
+    control = ControlTopic(settings, default_codec(), f"{unique}.none", TenantSpec, "tenant")
     with pytest.raises(ClusterError, match=f"{unique}.none: no such topic"):
         control.read()
 

@@ -117,12 +117,8 @@ class Pipeline:
         }
         self.processes: dict[str, ServiceProcess] = {}
         self.admin = AdminClient(connection(self.settings))
-        self._control_tenants = ControlTopic(
-            self.settings, self.codec, names.CONTROL_TENANTS, TenantSpec, lambda spec: spec.tenant
-        )
-        self._control_models = ControlTopic(
-            self.settings, self.codec, names.CONTROL_MODELS, ModelVersion, lambda model: model.model
-        )
+        self._control_tenants = ControlTopic(self.settings, self.codec, names.CONTROL_TENANTS, TenantSpec, "tenant")
+        self._control_models = ControlTopic(self.settings, self.codec, names.CONTROL_MODELS, ModelVersion, "model")
         self._producer: Producer | None = None
         self._cleanup = ExitStack()
         self._ports = PortClaims()
@@ -167,7 +163,6 @@ class Pipeline:
             families=families,
             broker_config=state.broker_config,
             replication_factor=state.default_replication_factor,
-            allowed=None,
         )
         failed = [item for item in apply_plan(cluster, made) if item.result == "failed"]
         assert not failed, failed

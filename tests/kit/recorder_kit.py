@@ -39,7 +39,6 @@ def make_topics(bootstrap_servers: str, *tenants: TenantSpec) -> None:
         families=families,
         broker_config=state.broker_config,
         replication_factor=1,
-        allowed=None,
     )
     failed = [item for item in apply_plan(cluster, changes) if item.result == "failed"]
     assert not failed, failed

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairlane import headers, metrics
 from fairlane.logs import get_logger
 from fairlane.trace_context import TraceHeaders, trace_headers
-from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.admission_rule import cost_tokens
 from producers.gateway.edge.error_responses import error_response
 from producers.gateway.limits.rate_limits import headers_of
 from producers.gateway.pipeline.call_context import CallContext, present

@@ -13,15 +13,16 @@ from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code, Task
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane_server.admission_rule import (
     AFTERWARDS_FREE,
+    CAPACITY_TTL_MS,
+    LEAST_OUTAGE_MS,
     CapacityState,
-    Load,
     PoolCapacity,
+    WorkAhead,
     drain_ms,
     predict,
     retry_after_ms,
     takes_anything,
 )
-from fairlane_server.heartbeats import CAPACITY_TTL_MS, LEAST_OUTAGE_MS
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
 from producers.openai_api.errors import GatewayError
 
@@ -72,22 +73,22 @@ class LatestLoad:
         """Row of the tenant in this pool; None if no dispatcher reports it."""
         return self._tenants.get((tenant, pool))
 
-    def ahead(self, tenant: str, pool: str, priority: str, now_ms: int) -> Load:
+    def ahead(self, tenant: str, pool: str, priority: str, now_ms: int) -> WorkAhead:
         """Work that is certainly ahead of a request. A pool without consumers during the whole observation counts as
         never seen."""
         row = self._pools.get(pool)
         if row is None or not row.consumers:
             lived_at_ms = self._lived_at_ms.get(pool)
             if lived_at_ms is None:
-                return Load(PoolCapacity(), 0, 0, 0)
+                return WorkAhead(PoolCapacity(), 0, 0, 0)
             lost_for_ms = max(0, now_ms - lived_at_ms) + CAPACITY_TTL_MS
-            return Load(PoolCapacity(CapacityState.LOST, lost_for_ms=lost_for_ms), 0, 0, 0)
+            return WorkAhead(PoolCapacity(CapacityState.LOST, lost_for_ms=lost_for_ms), 0, 0, 0)
         capacity = PoolCapacity(CapacityState.LIVE, row.consumers, row.capacity_tokens_per_s)
         own = self.tenant(tenant, pool)
         # A tenant's backlog is not reported by class: it is known only where no other class waits in the pool.
         if own is None or not own.entitled_share or not set(row.waiting_by_class) <= {priority}:
-            return Load(capacity, row.in_flight_tokens, row.waiting_tokens, 0)
-        return Load(
+            return WorkAhead(capacity, row.in_flight_tokens, row.waiting_tokens, 0)
+        return WorkAhead(
             capacity, row.in_flight_tokens, row.waiting_tokens, own.waiting_tokens, own_share=own.entitled_share
         )
 
@@ -133,7 +134,7 @@ def pool_of(spec: TenantSpec, model: ModelVersion) -> str | None:
     return spec.pool if spec.pool in (model.pool, *model.dedicated_pools) else None
 
 
-def _too_late(pool: str, load: Load, timeout_ms: int, request_id: str) -> GatewayError | None:
+def _too_late(pool: str, load: WorkAhead, timeout_ms: int, request_id: str) -> GatewayError | None:
     prediction = predict(load, cost_tokens=0)
     if prediction.finish_ms - SLACK_MS <= timeout_ms or takes_anything(load):
         return None

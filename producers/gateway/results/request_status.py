@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import InferenceReply
-from fairlane_server.postgres.request_timeline import History, Publication, RecordedReply, TimelineEvent, tell
+from fairlane_server.postgres.request_timeline import History, RecordedReply, RequestTimeline, TimelineEvent, tell
 from producers.gateway.results.cache_entries import AcceptedRequest
 from producers.openai_api.errors import NOT_RUN
 
@@ -100,7 +100,7 @@ def status_of(
     return RequestStatus(request_id, RequestState.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)
 
 
-def _telling(places: tuple[Publication, ...]) -> Publication:
+def _telling(places: tuple[RequestTimeline, ...]) -> RequestTimeline:
     """The publication that describes the request: the newest, except that duplicates are skipped, and a rejected or
     expired one does not hide an earlier one that ran."""
     newest_first = [place for place in reversed(places) if place.state != Decision.DUPLICATE] or [places[-1]]

@@ -38,13 +38,13 @@ from math import floor, inf
 from fairlane.outcomes import Code
 from fairlane_server.admission_rule import (
     AFTERWARDS_FREE,
-    Load,
+    LEAST_OUTAGE_MS,
+    WorkAhead,
     drain_ms,
     predict,
     retry_after_ms,
     takes_anything,
 )
-from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 
 
@@ -172,7 +172,7 @@ class Shed:
     retry_after_ms: int
 
 
-def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: Load, now_ms: int) -> Shed | None:
+def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: WorkAhead, now_ms: int) -> Shed | None:
     """None if the request is admitted, else its rejection.
 
     - Backfill is admitted.
@@ -254,7 +254,7 @@ def _shared_bounds(policy: AdmissionPolicy, bounds: Bounds) -> tuple[SharedBound
     )
 
 
-def _drain_ms(bounds: Bounds, load: Load) -> tuple[float, float]:
+def _drain_ms(bounds: Bounds, load: WorkAhead) -> tuple[float, float]:
     """Time to drain the tenant's backlog, and the whole backlog; as if all of it were for this pool."""
     capacity = load.capacity
     rate = capacity.cost_tokens_per_s or capacity.last_cost_tokens_per_s

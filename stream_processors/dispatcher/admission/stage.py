@@ -9,7 +9,7 @@ from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.ownership import Ownership
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
-from fairlane_server.admission_rule import CapacityState, Load, Prediction
+from fairlane_server.admission_rule import CapacityState, Prediction, WorkAhead
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
@@ -316,7 +316,7 @@ class AdmissionStage:
         return self.output.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
 
 
-def _inputs(queued: QueuedRequest, load: Load, prediction: Prediction, rank_at_most: int) -> dict[str, object]:
+def _inputs(queued: QueuedRequest, load: WorkAhead, prediction: Prediction, rank_at_most: int) -> dict[str, object]:
     return {
         "pool": queued.pool,
         "priority_class": queued.priority_class,

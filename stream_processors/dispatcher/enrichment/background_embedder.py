@@ -6,7 +6,7 @@ from random import random
 
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
-from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, OpenQueryEmbedder
+from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, QueryEmbedder
 
 log = get_logger(__name__)
 
@@ -24,14 +24,14 @@ class BackgroundEmbedder:
 
     def __init__(
         self,
-        make: Callable[[], OpenQueryEmbedder],
+        make: Callable[[], QueryEmbedder],
         on_problem: Callable[[str | None], None],
         retries: Backoff = RETRIES,
     ) -> None:
         self._make = make
         self._on_problem = on_problem
         self._retries = retries
-        self._loaded: OpenQueryEmbedder | None = None
+        self._loaded: QueryEmbedder | None = None
         self._problem = "the embedder is still being loaded"
 
     async def load(self) -> None:
@@ -67,7 +67,7 @@ class BackgroundEmbedder:
             await self._loaded.aclose()
 
     @property
-    def _embedder(self) -> OpenQueryEmbedder:
+    def _embedder(self) -> QueryEmbedder:
         if self._loaded is None:
             raise EmbedderError(self._problem)
         return self._loaded

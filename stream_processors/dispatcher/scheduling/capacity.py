@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
-from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS, BatchCapacity, CapacityState, PoolCapacity
 
 
 @dataclass(slots=True)
@@ -113,7 +112,7 @@ def _assess(pool: _Pool, now_ms: int) -> None:
         cost_tokens_per_s=rate,
         consumer_cost_tokens_per_s=pool.consumer_rate,
         last_cost_tokens_per_s=rate,
-        batches=tuple(BatchLimits(report.max_batch_size, report.max_batch_tokens) for report in counted),
+        batches=tuple(BatchCapacity(report.max_batch_size, report.max_batch_tokens) for report in counted),
         owned_partitions=_partitions(reports, among=reports),
         work_partitions=_partitions(counted, among=reports),
     )

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest, ModelVersion, UsageEvent
-from fairlane_server.cost_tokens import cost_tokens
+from fairlane_server.admission_rule import cost_tokens
 
 BYTES_PER_TOKEN = 4
 _EXPECTED_OUTPUT_TOKENS = 256

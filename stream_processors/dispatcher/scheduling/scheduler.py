@@ -11,7 +11,7 @@ from typing import Generic, TypeVar
 from fairlane.names import priority_topic
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
-from fairlane_server.admission_rule import CapacityState, Load, PoolCapacity, Prediction, predict
+from fairlane_server.admission_rule import CapacityState, PoolCapacity, Prediction, WorkAhead, predict
 from stream_processors.dispatcher.admission import rules
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, Shed
 from stream_processors.dispatcher.scheduling.backlog_statistics import (
@@ -125,7 +125,7 @@ class Scheduler(Generic[ItemT]):
         for name, pool in self._pools.items():
             self._refresh(name, pool, now_ms)
 
-    def predict(self, item: ItemT) -> tuple[Load, Prediction]:
+    def predict(self, item: ItemT) -> tuple[WorkAhead, Prediction]:
         """The load ahead of this request, and its predicted wait and service time."""
         pool = self._pool(item.pool)
         queue, tenant, priority_class = pool.queue, item.tenant, item.priority_class
@@ -135,7 +135,7 @@ class Scheduler(Generic[ItemT]):
         own_tokens = own.tokens + _mean_cost_tokens(pool)
         if self.policy.fairness == "fifo":
             own_tokens, own_share = everything.tokens, pool.share.share or 1.0
-        load = Load(
+        load = WorkAhead(
             capacity=pool.capacity,
             in_flight_tokens=self._held(item.pool, pool).tokens,
             waiting_tokens=everything.tokens,
@@ -145,7 +145,7 @@ class Scheduler(Generic[ItemT]):
         )
         return load, predict(load, item.cost_tokens)
 
-    def judge(self, item: ItemT, load: Load, now_ms: int) -> Shed | None:
+    def judge(self, item: ItemT, load: WorkAhead, now_ms: int) -> Shed | None:
         """None if the request is admitted, else its rejection."""
         return rules.decide(self.policy.admission, item, self._bounds(item.tenant), load, now_ms)
 

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from math import inf
 
 from fairlane.records import DispatchReport
-from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
+from fairlane_server.admission_rule import BatchCapacity, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.in_flight import Held
 
-STARTING_LIMITS = BatchLimits(items=32, tokens=16_384)
+STARTING_LIMITS = BatchCapacity(items=32, tokens=16_384)
 """One consumer with the default limits."""
 
 BATCHES_PER_CONSUMER = 2

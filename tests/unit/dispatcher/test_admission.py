@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
 from fairlane_server.admission_rule import (
+    LEAST_OUTAGE_MS,
     LEAST_RETRY_MS,
     MOST_RETRY_MS,
-    BatchLimits,
+    BatchCapacity,
     CapacityState,
-    Load,
     PoolCapacity,
+    WorkAhead,
     predict,
 )
-from fairlane_server.heartbeats import LEAST_OUTAGE_MS
 from stream_processors.dispatcher.admission import rules
 from stream_processors.dispatcher.admission.rules import (
     AdmissionPolicy,
@@ -41,7 +41,7 @@ def live(rate: float = 1_000.0, consumers: int = 2) -> PoolCapacity:
         cost_tokens_per_s=rate,
         consumer_cost_tokens_per_s=rate / consumers,
         last_cost_tokens_per_s=rate,
-        batches=(BatchLimits(32, 16_384),) * consumers,
+        batches=(BatchCapacity(32, 16_384),) * consumers,
     )
 
 
@@ -51,7 +51,7 @@ def lost(for_ms: int, rate: float = 1_000.0) -> PoolCapacity:
     )
 
 
-IDLE = Load(live(), in_flight_tokens=0, waiting_tokens=0, own_waiting_tokens=0)
+IDLE = WorkAhead(live(), in_flight_tokens=0, waiting_tokens=0, own_waiting_tokens=0)
 ROOMY = Bounds(
     tenant_waiting_requests=0,
     tenant_waiting_bytes=0,
@@ -80,7 +80,9 @@ def arrival(
     )
 
 
-def decide(policy: AdmissionPolicy, request: NamedRequest, bounds: Bounds, load: Load, now_ms: int = T0) -> Shed | None:
+def decide(
+    policy: AdmissionPolicy, request: NamedRequest, bounds: Bounds, load: WorkAhead, now_ms: int = T0
+) -> Shed | None:
     return rules.decide(policy, request, bounds, load, now_ms)
 
 
@@ -88,7 +90,9 @@ def decide(policy: AdmissionPolicy, request: NamedRequest, bounds: Bounds, load:
 
 
 def test_the_prediction_is_the_formula() -> None:
-    load = Load(live(1_000, 4), 500, waiting_tokens=3_000, own_waiting_tokens=200, dispatcher_share=0.5, own_share=0.1)
+    load = WorkAhead(
+        live(1_000, 4), 500, waiting_tokens=3_000, own_waiting_tokens=200, dispatcher_share=0.5, own_share=0.1
+    )
     # 0.5 s in flight; the tenant's own 200 at 100/s is 2 s, all that waits at 500/s would be 6 s; 100 at 250/s
     prediction = predict(load, 100)
     assert (prediction.wait_ms, prediction.service_ms, prediction.finish_ms) == (2_500, 400, 2_900)
@@ -97,14 +101,14 @@ def test_the_prediction_is_the_formula() -> None:
 
 @pytest.mark.parametrize("capacity", [PoolCapacity(), live(0)], ids=["never", "nothing measured"])
 def test_an_unknown_rate_predicts_no_wait(capacity: PoolCapacity) -> None:
-    prediction = predict(Load(capacity, 1e9, 1e9, 1e9), 1e9)
+    prediction = predict(WorkAhead(capacity, 1e9, 1e9, 1e9), 1e9)
     assert (prediction.wait_ms, prediction.service_ms) == (0, 0)
 
 
 def test_an_outage_is_expected_to_last_as_long_again() -> None:
     assert predict(replace(IDLE, capacity=lost(0)), 100).wait_ms == LEAST_OUTAGE_MS
     assert predict(replace(IDLE, capacity=lost(25_000)), 100).wait_ms == 25_000
-    behind_others = Load(lost(25_000), in_flight_tokens=500, waiting_tokens=2_000, own_waiting_tokens=2_000)
+    behind_others = WorkAhead(lost(25_000), in_flight_tokens=500, waiting_tokens=2_000, own_waiting_tokens=2_000)
     assert predict(behind_others, 100).wait_ms == 25_000 + 500 + 2_000
     assert predict(replace(behind_others, capacity=lost(25_000, rate=0)), 100).wait_ms == 25_000
 
@@ -121,9 +125,9 @@ CAPACITIES = st.one_of(
 
 
 @st.composite
-def loads(draw: st.DrawFn, capacities: st.SearchStrategy[PoolCapacity] = CAPACITIES) -> Load:
+def loads(draw: st.DrawFn, capacities: st.SearchStrategy[PoolCapacity] = CAPACITIES) -> WorkAhead:
     waiting, dispatcher_share = draw(TOKENS), draw(SHARES)
-    return Load(
+    return WorkAhead(
         draw(capacities),
         draw(TOKENS),
         waiting,
@@ -134,7 +138,7 @@ def loads(draw: st.DrawFn, capacities: st.SearchStrategy[PoolCapacity] = CAPACIT
 
 
 @given(loads(), st.floats(1, 1e5), st.floats(0, 1e6))
-def test_more_load_never_predicts_an_earlier_end(load: Load, cost: float, more: float) -> None:
+def test_more_load_never_predicts_an_earlier_end(load: WorkAhead, cost: float, more: float) -> None:
     finish_ms = predict(load, cost).finish_ms
     assert predict(load, cost + more).finish_ms >= finish_ms
     assert predict(replace(load, in_flight_tokens=load.in_flight_tokens + more), cost).finish_ms >= finish_ms
@@ -145,14 +149,14 @@ def test_more_load_never_predicts_an_earlier_end(load: Load, cost: float, more: 
 
 
 @given(RATES, st.integers(1, 64), loads(), st.floats(1, 1e5))
-def test_a_faster_pool_never_predicts_a_later_end(rate: float, consumers: int, load: Load, cost: float) -> None:
+def test_a_faster_pool_never_predicts_a_later_end(rate: float, consumers: int, load: WorkAhead, cost: float) -> None:
     slow, fast = (replace(load, capacity=live(each, consumers)) for each in (rate, 2 * rate))
     assert predict(fast, cost).finish_ms <= predict(slow, cost).finish_ms
 
 
 @given(loads(), TOKENS, st.floats(1, 1e5))
 def test_what_others_have_waiting_changes_nothing_for_one_who_has_nothing_waiting(
-    load: Load, flood: float, cost: float
+    load: WorkAhead, flood: float, cost: float
 ) -> None:
     alone = replace(load, own_waiting_tokens=0, waiting_tokens=0)
     flooded = predict(replace(alone, waiting_tokens=flood), cost)
@@ -180,7 +184,7 @@ def test_time_spent_before_the_decision_counts() -> None:
 
 
 def test_a_pool_that_never_reported_takes_what_has_not_expired() -> None:
-    load = Load(PoolCapacity(), 1e9, 1e9, 1e9)
+    load = WorkAhead(PoolCapacity(), 1e9, 1e9, 1e9)
     assert decide(POLICY, arrival(1e9), ROOMY, load) is None
     assert decide(POLICY, arrival(1e9, age_ms=10_000), ROOMY, load) is None
     assert isinstance(decide(POLICY, arrival(1e9, age_ms=10_001), ROOMY, load), Shed)
@@ -207,7 +211,7 @@ def test_a_lost_pool_refuses_what_would_not_live_to_its_return() -> None:
 
 @given(loads(), st.floats(1, 1e5), st.integers(1, 120_000), st.integers(0, 120_000), st.floats(0, 0.99))
 def test_what_cannot_be_met_is_never_admitted(
-    load: Load, cost: float, timeout_ms: int, age_ms: int, margin: float
+    load: WorkAhead, cost: float, timeout_ms: int, age_ms: int, margin: float
 ) -> None:
     """But by a pool of which nothing is known, or that has nothing to do; and what can be met is never refused."""
     request = arrival(cost, timeout_ms=timeout_ms, age_ms=age_ms)
@@ -419,7 +423,7 @@ def test_the_tenants_own_bound_holds(bursts: list[tuple[int, int, int]], own_req
 
 
 @given(loads(), st.integers(0, 10**6), st.integers(0, 10**9), st.integers(0, 10**9))
-def test_backfill_is_never_refused(load: Load, requests: int, size: int, age_ms: int) -> None:
+def test_backfill_is_never_refused(load: WorkAhead, requests: int, size: int, age_ms: int) -> None:
     bounds = replace(
         ROOMY,
         tenant_waiting_requests=requests,
@@ -469,7 +473,7 @@ def test_backfill_waits_while_the_shared_part_is_full_and_nothing_is_guaranteed(
 # ------------------------------------------------------------------ the time to come back
 
 
-def drained(bounds: Bounds, load: Load, ms: float) -> tuple[Bounds, Load]:
+def drained(bounds: Bounds, load: WorkAhead, ms: float) -> tuple[Bounds, WorkAhead]:
     """The same dispatcher after so much draining at the present rate, with nothing new: all that waits leaves at the
     dispatcher's share, the tenant's own at its share, and what is in flight is refilled from what waits."""
     lost_ms = max(LEAST_OUTAGE_MS, load.capacity.lost_for_ms) if load.capacity.state is CapacityState.LOST else 0
@@ -513,7 +517,7 @@ def drained(bounds: Bounds, load: Load, ms: float) -> tuple[Bounds, Load]:
 
 
 @st.composite
-def crowds(draw: st.DrawFn) -> tuple[Bounds, Load]:
+def crowds(draw: st.DrawFn) -> tuple[Bounds, WorkAhead]:
     """A load and the backlog that makes it: a tenant's own part of it, other pools' too."""
     load = draw(
         loads(
@@ -545,7 +549,7 @@ def crowds(draw: st.DrawFn) -> tuple[Bounds, Load]:
 
 @given(crowds(), st.floats(1, 1e4), st.integers(1, 5_000), st.integers(1, 120_000), st.sampled_from((0.0, 0.5, 1.0)))
 def test_after_the_time_it_was_told_the_same_request_gets_in(
-    crowd: tuple[Bounds, Load], cost: float, size: int, timeout_ms: int, guaranteed_part: float
+    crowd: tuple[Bounds, WorkAhead], cost: float, size: int, timeout_ms: int, guaranteed_part: float
 ) -> None:
     policy = replace(EXACT, max_waiting_requests=400, max_waiting_bytes=400_000, guaranteed_part=guaranteed_part)
     bounds, load = crowd
@@ -584,7 +588,7 @@ def test_without_a_rate_it_comes_back_when_a_consumer_may_have_come() -> None:
 
 @given(loads(), st.text(min_size=1, max_size=40), st.integers(1, 1_000))
 def test_jitter_lengthens_by_at_most_half_and_is_the_same_each_time(
-    load: Load, request_id: str, timeout_ms: int
+    load: WorkAhead, request_id: str, timeout_ms: int
 ) -> None:
     request = replace(arrival(1e5, timeout_ms=timeout_ms), name=request_id)
     exact, jittered = (decide(policy, request, ROOMY, load) for policy in (EXACT, POLICY))

@@ -22,7 +22,7 @@ from fairlane.records import (
     SourceCoordinate,
     TenantSpec,
 )
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS
 from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.admission.quotas import Charge, Exceeded, Quota
 from stream_processors.dispatcher.output.stage import Admission

@@ -150,6 +150,8 @@ class Embedder:
             raise self.error
         return np.array([len(text), 0.5, -1], dtype=np.float32)
 
+    async def aclose(self) -> None: ...
+
 
 def test_a_text_is_embedded_once() -> None:
     async def test() -> None:

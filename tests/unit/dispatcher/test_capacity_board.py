@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
-from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS, BatchCapacity, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 
 T0 = 1_700_000_000_000
@@ -64,7 +63,7 @@ def test_live_consumers_add_up() -> None:
     assert (capacity.state, capacity.consumers) == (CapacityState.LIVE, 2)
     assert (capacity.cost_tokens_per_s, capacity.consumer_cost_tokens_per_s) == (4_000, 2_000)
     assert capacity.last_cost_tokens_per_s == 4_000
-    assert capacity.batches == (BatchLimits(32, 16_384), BatchLimits(8, 4_096))
+    assert capacity.batches == (BatchCapacity(32, 16_384), BatchCapacity(8, 4_096))
     assert (capacity.max_batch_items, capacity.max_batch_tokens) == (40, 20_480)
     assert set(board.pools()) == {"llm", "other"}
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import CapacityReport
-from fairlane_server.admission_rule import CapacityState, PoolCapacity
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS, CapacityState, PoolCapacity
 from stream_processors.dispatcher.feedback.work_records import CapacityHistory
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 

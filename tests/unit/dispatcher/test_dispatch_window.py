@@ -6,14 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane_server.admission_rule import BatchLimits, CapacityState, PoolCapacity
+from fairlane_server.admission_rule import BatchCapacity, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.in_flight import Held
 from stream_processors.dispatcher.scheduling.window import STARTING_LIMITS, Amount, room_tokens, window
 
 TARGET_QUEUE_MS = 100
 
 
-def live(*batches: BatchLimits, rate: float = 0.0) -> PoolCapacity:
+def live(*batches: BatchCapacity, rate: float = 0.0) -> PoolCapacity:
     return PoolCapacity(
         CapacityState.LIVE,
         consumers=len(batches),
@@ -25,18 +25,18 @@ def live(*batches: BatchLimits, rate: float = 0.0) -> PoolCapacity:
 
 
 def test_two_batches_for_each_consumer() -> None:
-    capacity = live(BatchLimits(8, 10_000), BatchLimits(32, 500), rate=10)
+    capacity = live(BatchCapacity(8, 10_000), BatchCapacity(32, 500), rate=10)
     assert window(capacity, 100, TARGET_QUEUE_MS) == Amount(2 * 10_500, 2 * 40)
 
 
 def test_fast_consumers_get_the_target_queue_time() -> None:
-    capacity = live(BatchLimits(8, 1_000), rate=100_000)
+    capacity = live(BatchCapacity(8, 1_000), rate=100_000)
     assert window(capacity, 100, TARGET_QUEUE_MS) == Amount(10_000, 100)
     assert window(capacity, 0, TARGET_QUEUE_MS) == Amount(10_000, 10_000)
 
 
 def test_small_requests_before_it_do_not_shrink_the_window_of_a_large_one() -> None:
-    capacity = live(BatchLimits(8, 10_000), rate=10)
+    capacity = live(BatchCapacity(8, 10_000), rate=10)
     assert window(capacity, 1, TARGET_QUEUE_MS) == window(capacity, 5_000, TARGET_QUEUE_MS)
 
 
@@ -50,13 +50,13 @@ def test_a_lost_pool_gets_none() -> None:
     assert window(lost, 100, TARGET_QUEUE_MS) == Amount(0, 0)
 
 
-LIMITS = st.builds(BatchLimits, st.integers(1, 256), st.integers(1, 100_000))
+LIMITS = st.builds(BatchCapacity, st.integers(1, 256), st.integers(1, 100_000))
 AMOUNTS = st.floats(0, 1e6)
 
 
 @given(st.lists(LIMITS, min_size=1, max_size=5), LIMITS, AMOUNTS, AMOUNTS, st.floats(0, 1_000))
 def test_the_window_never_shrinks_by_one_more_consumer(
-    batches: list[BatchLimits], one_more: BatchLimits, rate: float, mean: float, target_ms: float
+    batches: list[BatchCapacity], one_more: BatchCapacity, rate: float, mean: float, target_ms: float
 ) -> None:
     before = window(live(*batches, rate=rate), mean, target_ms)
     assert before.tokens > 0

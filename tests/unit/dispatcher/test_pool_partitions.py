@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from fairlane.names import priority_topic
 from fairlane.outcomes import Health
 from fairlane.records import CapacityReport
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, WorkId
 from tests.kit.scheduler_kit import DISPATCHER, POOL, Kit, capacity_report, source_of
 

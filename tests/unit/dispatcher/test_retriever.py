@@ -10,7 +10,7 @@ import pytest
 from fairlane.backoff import Backoff
 from fairlane.outcomes import RetrievalMode, RetrievalReason
 from fairlane.records import Retrieval, RetrievalUse
-from fairlane_server.retrieval.embedder import EmbedderError, OpenQueryEmbedder
+from fairlane_server.retrieval.embedder import EmbedderError, QueryEmbedder
 from fairlane_server.retrieval.store import CollectionNotFoundError, Hit
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.enrichment.background_embedder import BackgroundEmbedder
@@ -245,10 +245,10 @@ def test_one_that_joins_a_search_late_has_its_own_time(desk: Desk) -> None:
 
 
 def test_an_embedder_that_cannot_be_loaded_is_tried_again_and_refuses_with_the_reason(desk: Desk) -> None:
-    attempts: list[OpenQueryEmbedder | None] = [desk.embedder, None, None]
+    attempts: list[QueryEmbedder | None] = [desk.embedder, None, None]
     problems: list[str | None] = []
 
-    def load() -> OpenQueryEmbedder:
+    def load() -> QueryEmbedder:
         made = attempts.pop()
         if made is None:
             raise FileNotFoundError("no such folder")

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
 from fairlane.records import InferenceRequest, ModelVersion, RequestInput, TenantSpec
-from fairlane_server.admission_rule import MOST_RETRY_MS, CapacityState, PoolCapacity, predict
-from fairlane_server.heartbeats import CAPACITY_TTL_MS
+from fairlane_server.admission_rule import CAPACITY_TTL_MS, MOST_RETRY_MS, CapacityState, PoolCapacity, predict
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
 from producers.gateway.pipeline.early_rejection import (
     FRESH_MS,

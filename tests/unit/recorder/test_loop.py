@@ -17,12 +17,13 @@ from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, Projection
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import Rule
-from stream_processors.recorder.source import End, Event, OutOfRange, SourceUnavailableError
+from stream_processors.recorder.source import End, Event, LogConsumer, LogUnavailableError, OutOfRange
 from stream_processors.recorder.store import (
+    PostgresTimeoutError,
+    PostgresUnavailableError,
+    RecorderStore,
     Repetition,
     RowsRefusedError,
-    StoreTimeoutError,
-    StoreUnavailableError,
     SupersededError,
 )
 from stream_processors.recorder.tables import RESULTS
@@ -33,7 +34,7 @@ POISON, LATE = "poison", "late"
 
 
 @dataclass(slots=True)
-class Log:
+class Log(LogConsumer):
     """The records of some partitions, None for a transaction marker, and the member that reads them."""
 
     content: dict[Partition, list[str | None]]
@@ -94,7 +95,7 @@ class Log:
 
     def bounds(self, partition: Partition) -> tuple[int, int]:
         if partition in self.unreachable:
-            raise SourceUnavailableError("no leader")
+            raise LogUnavailableError("no leader")
         return self.first.get(partition, 0), len(self.content[partition])
 
     def topic_ids(self, topics: Collection[str]) -> Mapping[str, str]:
@@ -105,7 +106,7 @@ class Log:
 
 
 @dataclass(slots=True)
-class Database:
+class Database(RecorderStore):
     """Rows and offsets, and what the next calls do instead of working."""
 
     offsets: dict[Partition, int] = field(default_factory=dict)
@@ -147,10 +148,10 @@ class Database:
         if any(POISON in str(row[0]) for layer in projection.layers.get("results", ()) for row in layer):
             raise RowsRefusedError("DataError (22000)")
         if projection.count(RESULTS) > self.most_in_time:
-            raise StoreTimeoutError("canceling statement due to statement timeout")
+            raise PostgresTimeoutError("canceling statement due to statement timeout")
         self._commit(projection, moves)
         if fault == "after":
-            raise StoreUnavailableError("gone before it answered")
+            raise PostgresUnavailableError("gone before it answered")
         return []
 
     def close(self) -> None:
@@ -165,7 +166,7 @@ class Database:
     def _fault(self, *raising: str) -> str | None:
         fault = self.faults.pop(0) if self.faults else None
         if fault in raising:
-            raise StoreUnavailableError("no connection")
+            raise PostgresUnavailableError("no connection")
         return fault
 
 

@@ -9,7 +9,7 @@ from confluent_kafka import TIMESTAMP_CREATE_TIME, KafkaException, TopicPartitio
 from fairlane.settings import Settings
 from stream_processors.recorder import source as source_module
 from stream_processors.recorder.projection import LogRecord
-from stream_processors.recorder.source import CLOSE_TIMEOUT_S, REJOIN_TIMEOUT_S, Event, Source
+from stream_processors.recorder.source import CLOSE_TIMEOUT_S, REJOIN_TIMEOUT_S, Event, LogConsumer
 
 Rebalance = Callable[["Client", list[TopicPartition]], None]
 
@@ -73,10 +73,10 @@ class Client:
         return next(self._messages, None)
 
 
-def reading(monkeypatch: pytest.MonkeyPatch, sizes: list[int | None]) -> tuple[Source, Client]:
+def reading(monkeypatch: pytest.MonkeyPatch, sizes: list[int | None]) -> tuple[LogConsumer, Client]:
     client = Client(sizes)
     monkeypatch.setattr(source_module, "SkippingConsumer", lambda *_args, **_options: client)
-    return Source(Settings()), client
+    return LogConsumer(Settings()), client
 
 
 def offsets(events: list[Event]) -> list[int]:
@@ -99,18 +99,18 @@ def test_no_more_records_are_taken_than_wanted(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.fixture
-def member(monkeypatch: pytest.MonkeyPatch) -> tuple[Source, Client, list[float]]:
+def member(monkeypatch: pytest.MonkeyPatch) -> tuple[LogConsumer, Client, list[float]]:
     """In the group, with its client and its clock."""
     client, now = Client([]), [0.0]
     monkeypatch.setattr(source_module, "SkippingConsumer", lambda *_args, **_options: client)
-    source = Source(Settings(), lambda: now[0])
+    source = LogConsumer(Settings(), lambda: now[0])
     source.start(lambda _new: None, lambda _gone: None)
     return source, client, now
 
 
 @pytest.mark.parametrize("kind", ["on_revoke", "on_lost"])
 def test_a_client_that_does_not_come_back_to_the_group_is_given_up(
-    member: tuple[Source, Client, list[float]], kind: str
+    member: tuple[LogConsumer, Client, list[float]], kind: str
 ) -> None:
     source, client, now = member
     client.rebalance("on_assign", 0, 1)
@@ -126,7 +126,7 @@ def test_a_client_that_does_not_come_back_to_the_group_is_given_up(
 
 @pytest.mark.parametrize("assigned", [(0, 1), (7,), ()])
 def test_who_was_told_of_an_assignment_since_is_in_the_group(
-    member: tuple[Source, Client, list[float]], assigned: tuple[int, ...]
+    member: tuple[LogConsumer, Client, list[float]], assigned: tuple[int, ...]
 ) -> None:
     source, client, now = member
     client.rebalance("on_assign", 0, 1)
@@ -136,7 +136,7 @@ def test_who_was_told_of_an_assignment_since_is_in_the_group(
     assert source.read(1, 1, 0) == []
 
 
-def test_who_keeps_a_partition_is_in_the_group(member: tuple[Source, Client, list[float]]) -> None:
+def test_who_keeps_a_partition_is_in_the_group(member: tuple[LogConsumer, Client, list[float]]) -> None:
     source, client, now = member
     client.rebalance("on_assign", 0, 1)
     client.rebalance("on_revoke", 0)
@@ -145,7 +145,7 @@ def test_who_keeps_a_partition_is_in_the_group(member: tuple[Source, Client, lis
 
 
 def test_the_process_does_not_outlive_a_close_that_hangs(
-    member: tuple[Source, Client, list[float]], monkeypatch: pytest.MonkeyPatch
+    member: tuple[LogConsumer, Client, list[float]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, client, _ = member
     armed: list[tuple[float, bool]] = []

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane_server.retrieval.chunking import Chunker, Chunking, sections, stretches, title_of
-from fairlane_server.retrieval.documents import ParsedDocument
+from fairlane_server.retrieval.parsers import ParsedDocument
 from fairlane_server.retrieval.store import NewPassage
 from fairlane_server.text import estimated_tokens
 

@@ -7,7 +7,7 @@ import pytest
 
 from fairlane.settings import Settings
 from fairlane_server.retrieval import embedders, pgvector_store
-from fairlane_server.retrieval.collections import Collections, LazyEmbedder, open_collections
+from fairlane_server.retrieval.collections import Collections, open_collections
 from fairlane_server.retrieval.ingestion import EmbedderMismatchError
 from fairlane_server.retrieval.sources import SourcesError
 from fairlane_server.retrieval.store import CollectionExistsError, CollectionNotFoundError, CollectionStore
@@ -28,7 +28,7 @@ def store() -> MemoryCollections:
 
 @pytest.fixture
 def collections(store: MemoryCollections) -> Collections:
-    return Collections(store, LetterEmbedder(), "acme")
+    return Collections(store, LetterEmbedder, "acme")
 
 
 @pytest.fixture
@@ -60,7 +60,7 @@ def test_collection_is_filled_looked_at_and_deleted(collections: Collections, ro
 
 
 def test_collection_of_another_tenant_is_not_found(store: MemoryCollections, root: Path) -> None:
-    theirs, ours = (Collections(store, LetterEmbedder(), tenant) for tenant in ("globex", "acme"))
+    theirs, ours = (Collections(store, LetterEmbedder, tenant) for tenant in ("globex", "acme"))
     theirs.create("handbook")
     attempts: list[Callable[[], object]] = [
         lambda: ours.get("handbook"),
@@ -79,7 +79,7 @@ def test_collection_of_another_tenant_is_not_found(store: MemoryCollections, roo
 @pytest.mark.parametrize("tenant", ["", "*", "Acme", "a b", "-a", "a" * 40])
 def test_what_cannot_be_a_tenant_is_refused(store: MemoryCollections, tenant: str) -> None:
     with pytest.raises(ValueError, match="no tenant can have the name"):
-        Collections(store, LetterEmbedder(), tenant)
+        Collections(store, LetterEmbedder, tenant)
 
 
 @pytest.mark.parametrize("name", ["", "A", "a/b", "a b", "-a", "a" * 40, "a\n"])
@@ -91,12 +91,12 @@ def test_what_cannot_be_a_collection_is_refused(collections: Collections, name: 
 
 
 def test_wrong_embedder_and_nothing_to_ingest_are_errors(store: MemoryCollections, tmp_path: Path) -> None:
-    collections = Collections(store, LetterEmbedder(), "acme")
+    collections = Collections(store, LetterEmbedder, "acme")
     collections.create("handbook")
     with pytest.raises(SourcesError, match="holds no file to ingest"):
         collections.ingest("handbook", [tmp_path])
     with pytest.raises(EmbedderMismatchError):
-        Collections(store, LetterEmbedder("other"), "acme").ingest("handbook", [tmp_path])
+        Collections(store, lambda: LetterEmbedder("other"), "acme").ingest("handbook", [tmp_path])
 
 
 def test_embedder_is_made_when_it_is_needed_and_closed(
@@ -118,7 +118,3 @@ def test_embedder_is_made_when_it_is_needed_and_closed(
         assert len(made) == 1
     assert store.closed
     assert made[0].closed.is_set()
-
-
-def test_nothing_is_closed_that_was_not_made() -> None:
-    LazyEmbedder(LetterEmbedder).close()

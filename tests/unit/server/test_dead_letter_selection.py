@@ -1,15 +1,13 @@
-"""Which dead letters are meant: filters, times, offsets, and the sets that a pass over a topic fills."""
+"""Filters, times and offsets that select dead letters."""
 
 from datetime import UTC, datetime
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from fairlane import headers as header_names
-from fairlane.dead_letters import Letter, ReplayMark, StoredRecord
+from fairlane.dead_letters import Letter, StoredRecord
 from fairlane.records import InferenceReply, SourceCoordinate
-from fairlane_server.dead_letters.selection import OffsetRange, OffsetSet, Selection, Survey, parse_offsets, parse_time
+from fairlane_server.dead_letters.selection import OffsetRange, Selection, parse_offsets, parse_time
 
 NOW_MS = 1_800_000_000_000
 HOUR_MS = 3_600_000
@@ -39,7 +37,6 @@ def letter(offset: int = 5, *, tenant: str = "acme", model: str = "words", died_
 )
 def test_a_letter_is_meant_when_everything_fits(selection: Selection) -> None:
     assert selection.takes(letter())
-    assert selection.is_everything is (selection == Selection())
 
 
 @pytest.mark.parametrize(
@@ -98,28 +95,3 @@ def test_offsets_are_one_or_a_range(text: str, meant: OffsetRange) -> None:
 def test_what_is_no_range_is_told(text: str) -> None:
     with pytest.raises(ValueError, match=r"neither an offset|before it begins"):
         parse_offsets(text)
-
-
-@given(st.integers(0, 10**12), st.lists(st.tuples(st.booleans(), st.integers(-20, 300)), max_size=100))
-def test_a_set_of_offsets_is_a_set(base: int, steps: list[tuple[bool, int]]) -> None:
-    offsets, model = OffsetSet(base), set[int]()
-    for add, step in steps:
-        offset = base + step
-        if add:
-            offsets.add(offset)
-            model |= {offset} if step >= 0 else set()
-        else:
-            offsets.discard(offset)
-            model.discard(offset)
-        assert len(offsets) == len(model)
-    assert list(offsets) == sorted(model)
-    assert all((base + step in offsets) is (base + step in model) for step in range(-20, 320))
-
-
-def test_a_survey_tells_letters_that_are_meant_from_those_that_were_replayed() -> None:
-    survey = Survey.begin(Selection(tenant="acme"), 3)
-    taken = [survey.take(letter(3)), survey.take(letter(4, tenant="globex")), survey.take(letter(5))]
-    for offset in (1, 3, 4):
-        assert not survey.take(ReplayMark(SourceCoordinate("dead-letter.work", 0, offset), "new"))
-    assert taken == [True, False, True]
-    assert (list(survey.meant), list(survey.replayed)) == ([3, 5], [3, 4])

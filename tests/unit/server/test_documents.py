@@ -11,18 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from fairlane_server.retrieval.documents import (
-    DocumentError,
+from fairlane_server.retrieval import documents
+from fairlane_server.retrieval.documents import DocumentError, DocumentReader, read_file
+from fairlane_server.retrieval.parsers import (
+    DocumentFormat,
     DocumentLimits,
-    DocumentReader,
-    Format,
-    parser_process,
-    read_file,
-    worker,
+    UnreadableError,
+    clean,
+    parse_html,
+    parse_pdf,
 )
-from fairlane_server.retrieval.documents import reader as reader_module
-from fairlane_server.retrieval.documents.document import UnreadableError
-from fairlane_server.retrieval.documents.parsers import clean, parse_html, parse_pdf
 from tests.kit.pdf_kit import pdf
 
 LIMITS = DocumentLimits()
@@ -40,7 +38,7 @@ def reader() -> Iterator[DocumentReader]:
         yield made
 
 
-def reason_of(reader: DocumentReader, kind: Format, data: bytes) -> str:
+def reason_of(reader: DocumentReader, kind: DocumentFormat, data: bytes) -> str:
     with pytest.raises(DocumentError) as caught:
         reader.parse("a file", kind, data)
     assert caught.value.source == "a file"
@@ -63,24 +61,24 @@ def test_unicode_is_read_by_its_mark_and_as_utf8_without_one(
     reader: DocumentReader, mark: bytes, encoding: str
 ) -> None:
     text = "Grüße aus Köln: 漢字 😀\n"
-    assert reader.parse("a file", Format.TEXT, mark + text.encode(encoding)).text == text
+    assert reader.parse("a file", DocumentFormat.TEXT, mark + text.encode(encoding)).text == text
 
 
 @pytest.mark.parametrize(
     ("kind", "data", "reason"),
     [
-        (Format.TEXT, b"caf\xe9 au lait", "is not valid UTF-8 (byte 3)"),
-        (Format.MARKDOWN, b"# caf\xe9", "is not valid UTF-8 (byte 5)"),
-        (Format.HTML, b"<p>caf\xe9</p>", "is not valid UTF-8 (byte 6)"),
-        (Format.TEXT, codecs.BOM_UTF16_LE + b"a", "is not valid UTF-16-LE (byte 2)"),
-        (Format.TEXT, b"\x7fELF\0\0", "holds NUL characters: it is no text"),
-        (Format.TEXT, b"", "holds no text"),
-        (Format.MARKDOWN, b" \n\t\n", "holds no text"),
-        (Format.HTML, b"<script>1</script>", "holds no text"),
-        (Format.PDF, b"", "is no PDF that can be read (EmptyFileError: Cannot read an empty file)"),
+        (DocumentFormat.TEXT, b"caf\xe9 au lait", "is not valid UTF-8 (byte 3)"),
+        (DocumentFormat.MARKDOWN, b"# caf\xe9", "is not valid UTF-8 (byte 5)"),
+        (DocumentFormat.HTML, b"<p>caf\xe9</p>", "is not valid UTF-8 (byte 6)"),
+        (DocumentFormat.TEXT, codecs.BOM_UTF16_LE + b"a", "is not valid UTF-16-LE (byte 2)"),
+        (DocumentFormat.TEXT, b"\x7fELF\0\0", "holds NUL characters: it is no text"),
+        (DocumentFormat.TEXT, b"", "holds no text"),
+        (DocumentFormat.MARKDOWN, b" \n\t\n", "holds no text"),
+        (DocumentFormat.HTML, b"<script>1</script>", "holds no text"),
+        (DocumentFormat.PDF, b"", "is no PDF that can be read (EmptyFileError: Cannot read an empty file)"),
     ],
 )
-def test_what_is_no_text_says_why(reader: DocumentReader, kind: Format, data: bytes, reason: str) -> None:
+def test_what_is_no_text_says_why(reader: DocumentReader, kind: DocumentFormat, data: bytes, reason: str) -> None:
     assert reason_of(reader, kind, data) == reason
 
 
@@ -89,7 +87,7 @@ def test_what_does_not_print_is_taken_out() -> None:
 
 
 def test_html_becomes_markdown_of_what_it_says(reader: DocumentReader) -> None:
-    parsed = reader.parse("a file", Format.HTML, PAGE)
+    parsed = reader.parse("a file", DocumentFormat.HTML, PAGE)
     assert parsed.title == "The Orion handbook"
     assert parsed.markdown
     assert parsed.text.startswith("# Orion\n\nThe warehouse is open.\n\n## Hours\n\n* Monday\n* Tuesday\n")
@@ -101,13 +99,13 @@ def test_html_becomes_markdown_of_what_it_says(reader: DocumentReader) -> None:
 
 
 def test_pdf_becomes_the_text_of_its_pages(reader: DocumentReader) -> None:
-    parsed = reader.parse("a file", Format.PDF, pdf("The ware-\nhouse is open.", "Second page.", title="Orion"))
+    parsed = reader.parse("a file", DocumentFormat.PDF, pdf("The ware-\nhouse is open.", "Second page.", title="Orion"))
     assert (parsed.title, parsed.markdown) == ("Orion", False)
     assert [part.strip() for part in parsed.text.split("\n\n")] == ["The warehouse is open.", "Second page."]
 
 
 def test_pdf_that_only_forbids_printing_is_read(reader: DocumentReader) -> None:
-    assert "open" in reader.parse("a file", Format.PDF, pdf("It is open.", owner_password="boss")).text
+    assert "open" in reader.parse("a file", DocumentFormat.PDF, pdf("It is open.", owner_password="boss")).text
 
 
 @pytest.mark.parametrize(
@@ -120,7 +118,7 @@ def test_pdf_that_only_forbids_printing_is_read(reader: DocumentReader) -> None:
     ],
 )
 def test_pdf_that_cannot_be_read_says_why(reader: DocumentReader, data: bytes, reason: str) -> None:
-    assert reason_of(reader, Format.PDF, data).startswith(reason)
+    assert reason_of(reader, DocumentFormat.PDF, data).startswith(reason)
 
 
 def test_documents_have_a_most_of_text_and_pages() -> None:
@@ -133,7 +131,7 @@ def test_documents_have_a_most_of_text_and_pages() -> None:
             parse(data, limits)
         assert str(caught.value) == text
     with DocumentReader(limits) as reader:
-        assert reason_of(reader, Format.TEXT, b"x" * 40) == text
+        assert reason_of(reader, DocumentFormat.TEXT, b"x" * 40) == text
 
 
 @pytest.mark.parametrize("name", [limit.name for limit in fields(DocumentLimits)])
@@ -146,60 +144,60 @@ def test_limit_of_nothing_is_refused(name: str) -> None:
 
 
 def test_elements_nested_too_deeply_are_a_reason(reader: DocumentReader) -> None:
-    assert reader.parse("deep", Format.HTML, b"<div>" * 1_000 + b"text").text == "text"
-    assert reason_of(reader, Format.HTML, b"<div>" * 50_000 + b"text") == "its elements are nested too deeply"
-    assert reader.parse("next", Format.HTML, b"<p>fine</p>").text == "fine"
+    assert reader.parse("deep", DocumentFormat.HTML, b"<div>" * 1_000 + b"text").text == "text"
+    assert reason_of(reader, DocumentFormat.HTML, b"<div>" * 50_000 + b"text") == "its elements are nested too deeply"
+    assert reader.parse("next", DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
 
 
 def test_document_that_takes_too_long_is_given_up_and_the_next_is_read() -> None:
     endless = b"<p>" + b"<b>word</b> " * 1_500_000
     with DocumentReader(DocumentLimits(max_parse_s=3)) as reader:
-        assert reason_of(reader, Format.HTML, endless) == "takes longer to parse than a document may (3 s)"
-        assert reader.parse("next", Format.HTML, b"<p>fine</p>").text == "fine"
+        assert reason_of(reader, DocumentFormat.HTML, endless) == "takes longer to parse than a document may (3 s)"
+        assert reader.parse("next", DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
 
 
 def test_document_that_needs_too_much_memory_is_a_reason_and_the_next_is_read() -> None:
     with DocumentReader(DocumentLimits(max_parser_bytes=256 << 20)) as reader:
-        reason = reason_of(reader, Format.HTML, b"<p>" + b"<b>word</b> " * 1_000_000)
+        reason = reason_of(reader, DocumentFormat.HTML, b"<p>" + b"<b>word</b> " * 1_000_000)
         assert reason == "needs more memory to parse than a document may (256 MiB)"
-        assert reader.parse("next", Format.HTML, b"<p>fine</p>").text == "fine"
+        assert reader.parse("next", DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
 
 
 def test_title_is_bounded_where_it_is_read() -> None:
-    answered = worker.answer(Format.HTML, b"<title>" + b"long " * 100_000 + b"</title><p>fine</p>", LIMITS)
+    answered = documents.answer(DocumentFormat.HTML, b"<title>" + b"long " * 100_000 + b"</title><p>fine</p>", LIMITS)
     assert (answered["text"], len(answered["title"])) == ("fine", 500)
 
 
 def test_answer_that_is_longer_than_one_may_be_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parser_process, "_BYTES_AROUND_THE_TEXT", 0)
-    monkeypatch.setattr(parser_process, "MOST_TITLE_CHARACTERS", 0)
-    with parser_process.ParserProcess(DocumentLimits(max_characters=10)) as parser:
+    monkeypatch.setattr(documents, "_BYTES_AROUND_THE_TEXT", 0)
+    monkeypatch.setattr(documents, "MOST_TITLE_CHARACTERS", 0)
+    with documents.ParserProcess(DocumentLimits(max_characters=10)) as parser:
         with pytest.raises(UnreadableError, match="made its parser crash"):
-            parser.parse(Format.HTML, b"<title>" + b"x" * 300 + b"</title><p>fine</p>")
-        assert parser.parse(Format.HTML, b"<p>fine</p>").text == "fine"
+            parser.parse(DocumentFormat.HTML, b"<title>" + b"x" * 300 + b"</title><p>fine</p>")
+        assert parser.parse(DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
 
 
 def test_parser_that_dies_takes_one_document_with_it() -> None:
-    with parser_process.ParserProcess(LIMITS) as parser:
-        parser.parse(Format.HTML, b"<p>fine</p>")
+    with documents.ParserProcess(LIMITS) as parser:
+        parser.parse(DocumentFormat.HTML, b"<p>fine</p>")
         assert parser._process is not None
         os.kill(parser._process.pid, signal.SIGKILL)
         parser._process.wait(10)
         with pytest.raises(UnreadableError, match="made its parser crash"):
-            parser.parse(Format.HTML, b"<p>fine</p>")
-        assert parser.parse(Format.HTML, b"<p>fine</p>").text == "fine"
+            parser.parse(DocumentFormat.HTML, b"<p>fine</p>")
+        assert parser.parse(DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
         child = parser._process
     assert child.returncode == -signal.SIGKILL, "it ends with whoever started it"
 
 
 def test_interrupt_in_a_document_leaves_no_answer_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    with parser_process.ParserProcess(LIMITS) as parser:
-        parser.parse(Format.HTML, b"<p>first</p>")
+    with documents.ParserProcess(LIMITS) as parser:
+        parser.parse(DocumentFormat.HTML, b"<p>first</p>")
         with monkeypatch.context() as patch:
             patch.setattr(Connection, "recv_bytes", interrupt)
             with pytest.raises(KeyboardInterrupt):
-                parser.parse(Format.HTML, b"<p>second</p>")
-        assert parser.parse(Format.HTML, b"<p>third</p>").text == "third"
+                parser.parse(DocumentFormat.HTML, b"<p>second</p>")
+        assert parser.parse(DocumentFormat.HTML, b"<p>third</p>").text == "third"
 
 
 def interrupt(*_: object) -> None:
@@ -210,13 +208,13 @@ def test_folder_of_documents_is_no_place_to_import_from(tmp_path: Path, monkeypa
     (tmp_path / "bs4.py").write_text("raise SystemExit('taken in')")
     monkeypatch.chdir(tmp_path)
     with DocumentReader() as reader:
-        assert reader.parse("a file", Format.HTML, b"<p>fine</p>").text == "fine"
+        assert reader.parse("a file", DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
 
 
 def test_plain_text_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(subprocess, "Popen", interrupt)
     with DocumentReader() as reader:
-        assert reader.parse("a file", Format.MARKDOWN, b"# fine").text == "# fine"
+        assert reader.parse("a file", DocumentFormat.MARKDOWN, b"# fine").text == "# fine"
 
 
 # ------------------------------------------------------------------ files
@@ -226,7 +224,7 @@ def test_file_of_200_mb_is_refused_by_its_size_and_not_read(tmp_path: Path, monk
     large = tmp_path / "large.txt"
     with large.open("wb") as file:
         file.truncate(200_000_000)
-    monkeypatch.setattr(reader_module, "open", interrupt, raising=False)
+    monkeypatch.setattr(documents, "open", interrupt, raising=False)
     with pytest.raises(DocumentError) as caught:
         read_file("large.txt", large, LIMITS)
     assert caught.value.reason == "has 200,000,000 bytes, more than a document may have (50,000,000)"

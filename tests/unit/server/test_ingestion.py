@@ -10,10 +10,10 @@ import pytest
 
 from fairlane_server.retrieval import ingestion as ingestion_module
 from fairlane_server.retrieval.chunking import Chunking
-from fairlane_server.retrieval.documents import DocumentLimits, document
 from fairlane_server.retrieval.embedder import EmbedderError, FloatArray, TextRefusedError
 from fairlane_server.retrieval.ingestion import EmbedderMismatchError, IngestError, Ingestion, IngestOptions, Plan
-from fairlane_server.retrieval.sources import LeftOut, find_sources
+from fairlane_server.retrieval.parsers import PARSER_REVISION, DocumentLimits
+from fairlane_server.retrieval.sources import SkippedFile, find_sources
 from fairlane_server.retrieval.store import CollectionNotFoundError, NewDocument
 from tests.kit.memory_collections import LetterEmbedder, MemoryCollections
 from tests.kit.pdf_kit import pdf
@@ -148,7 +148,7 @@ def test_prune_needs_to_know_the_whole(store: MemoryCollections, root: Path) -> 
     for given in ([root / "hours.md"], [f"{root}/*.md"], [root, root / "hours.md"]):
         with pytest.raises(IngestError, match="what is gone can be told of one folder alone"):
             ingestion.plan(find_sources(given), prune=True)
-    partly = replace(find_sources([root]), unread=(LeftOut("a", "Permission denied"),))
+    partly = replace(find_sources([root]), unread=(SkippedFile("a", "Permission denied"),))
     with pytest.raises(IngestError, match=r"what is gone cannot be told: a cannot be read \(Permission denied\)"):
         ingestion.plan(partly, prune=True)
     plan = ingestion.plan(partly)
@@ -167,7 +167,7 @@ def test_change_of_how_passages_are_made_makes_them_anew(
     elif what == "overlap":
         options = IngestOptions(chunking=Chunking(overlap_tokens=0))
     elif what == "parser":
-        monkeypatch.setattr(ingestion_module, "PARSER_REVISION", document.PARSER_REVISION + 1)
+        monkeypatch.setattr(ingestion_module, "PARSER_REVISION", PARSER_REVISION + 1)
     else:
         store.delete(TENANT, NAME)
         store.create(TENANT, NAME, "other", 26)

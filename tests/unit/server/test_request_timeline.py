@@ -5,7 +5,7 @@ from dataclasses import replace
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, Timings, TokenUsage, UsageEvent
 from fairlane_server.cli.explain import with_unit
-from fairlane_server.postgres.request_timeline import History, Publication, RecordedReply, TimelineEvent, tell
+from fairlane_server.postgres.request_timeline import History, RecordedReply, RequestTimeline, TimelineEvent, tell
 
 SOURCE = SourceCoordinate("requests.acme", 0, 7)
 RETURNED = SourceCoordinate("returned.generate", 0, 0)
@@ -30,11 +30,11 @@ def answered(
     return RecordedReply(replace(reply, engine="simulated", batch_size=8), at_ms, seen)
 
 
-def names_of(place: Publication) -> list[str]:
+def names_of(place: RequestTimeline) -> list[str]:
     return [event.event for event in place.events]
 
 
-def event(place: Publication, name: str) -> TimelineEvent:
+def event(place: RequestTimeline, name: str) -> TimelineEvent:
     (found,) = [one for one in place.events if one.event == name]
     return found
 

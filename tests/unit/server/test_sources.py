@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from fairlane_server.retrieval import sources
-from fairlane_server.retrieval.documents import Format
-from fairlane_server.retrieval.sources import LeftOut, Sources, SourcesError, find_sources
+from fairlane_server.retrieval.parsers import DocumentFormat
+from fairlane_server.retrieval.sources import SkippedFile, Sources, SourcesError, find_sources
 
 TREE = ("b.md", "a/z.txt", "a/deep/page.HTML", "c.pdf", "photo.jpg", ".git/config.txt", ".hidden.md", "a/.secret.txt")
 
@@ -36,14 +36,19 @@ def error_of(*given: str | Path) -> str:
 def test_folder_is_every_file_of_a_known_format_in_it(root: Path) -> None:
     found = find_sources([root])
     assert names(found) == ["a/deep/page.HTML", "a/z.txt", "b.md", "c.pdf"]
-    assert [file.format for file in found.files] == [Format.HTML, Format.TEXT, Format.MARKDOWN, Format.PDF]
+    assert [file.format for file in found.files] == [
+        DocumentFormat.HTML,
+        DocumentFormat.TEXT,
+        DocumentFormat.MARKDOWN,
+        DocumentFormat.PDF,
+    ]
     assert [file.path for file in found.files] == [root / name for name in names(found)]
     assert found.files[2].size_bytes == len("text of b.md")
     assert found.left_out == (
-        LeftOut(".git", "hidden"),
-        LeftOut(".hidden.md", "hidden"),
-        LeftOut("a/.secret.txt", "hidden"),
-        LeftOut("photo.jpg", "of no known format"),
+        SkippedFile(".git", "hidden"),
+        SkippedFile(".hidden.md", "hidden"),
+        SkippedFile("a/.secret.txt", "hidden"),
+        SkippedFile("photo.jpg", "of no known format"),
     )
     assert found.whole
 
@@ -121,7 +126,7 @@ def test_links_that_lead_out_of_the_folder_are_left_out(root: Path, tmp_path: Pa
         assert {file.within for file in found.files} == {root}
     matched = find_sources([f"{root}/*.md", f"{root}/*/*.md", f"{root}/b.*"][:1])
     assert names(matched) == ["again.md", "b.md"]
-    assert LeftOut("one.md", outside) in matched.left_out
+    assert SkippedFile("one.md", outside) in matched.left_out
     assert error_of(f"{root}/*/linked.md").endswith("left out: 1")
     assert names(find_sources([root / "one.md"])) == ["one.md"], "it was asked for"
 
@@ -141,18 +146,18 @@ def test_file_that_cannot_be_looked_at_is_left_out_and_the_others_are_taken(
     for given in (root, f"{root}/**/*"):
         found = find_sources([given])
         assert names(found) == ["a/deep/page.HTML", "a/z.txt", "c.pdf"]
-        assert LeftOut("b.md", os.strerror(number)) in found.left_out
+        assert SkippedFile("b.md", os.strerror(number)) in found.left_out
 
 
 def test_what_is_no_regular_file_is_left_out(root: Path) -> None:
     os.mkfifo(root / "pipe.txt")
-    assert LeftOut("pipe.txt", "no regular file") in find_sources([root]).left_out
+    assert SkippedFile("pipe.txt", "no regular file") in find_sources([root]).left_out
 
 
 def test_name_that_is_not_utf8_is_left_out_and_can_be_printed(root: Path) -> None:
     Path(os.fsdecode(os.fsencode(root) + b"/caf\xe9.md")).write_text("text")
     found = find_sources([root])
-    assert LeftOut("caf?.md", "its name is not UTF-8") in found.left_out
+    assert SkippedFile("caf?.md", "its name is not UTF-8") in found.left_out
     assert "caf" not in "".join(names(found))
 
 
@@ -168,11 +173,11 @@ def test_folder_that_cannot_be_read_is_told_apart(root: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "scandir", refusing)
     found = find_sources([root])
     assert names(found) == ["b.md", "c.pdf"]
-    assert found.unread == (LeftOut("a", "Permission denied"),)
+    assert found.unread == (SkippedFile("a", "Permission denied"),)
     assert error_of(root / "a") == f"{root}/a: cannot be read (Permission denied)"
     matched = find_sources([f"{root}/**/*.*"])
     assert names(matched) == ["b.md", "c.pdf"]
-    assert matched.unread == (LeftOut("a", "Permission denied"),)
+    assert matched.unread == (SkippedFile("a", "Permission denied"),)
     assert find_sources([f"{root}/*.md"]).unread == (), "it is not looked into"
 
 

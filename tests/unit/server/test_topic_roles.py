@@ -114,15 +114,15 @@ USES = {
     # `tenants list|apply` and `models apply` read what is published before they write what changed.
     ("operator", READS): {
         "control-tenants": ("fairlane_server/kafka/load_feed.py", "CONTROL_TENANTS"),
-        "control-models": ("fairlane_server/cli/models.py", "CONTROL_MODELS"),
+        "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
         "dead-letter-requests": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_REQUESTS"),
         "dead-letter-work": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_WORK"),
     },
     ("operator", WRITES): {
-        "control-tenants": ("fairlane_server/cli/tenants.py", "CONTROL_TENANTS"),
-        "control-models": ("fairlane_server/cli/models.py", "CONTROL_MODELS"),
+        "control-tenants": ("fairlane_server/cli/control.py", "CONTROL_TENANTS"),
+        "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
     },
     # An operator who may write the requests of every tenant is a role of its own.
     ("replayer", READS): {

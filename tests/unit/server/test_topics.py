@@ -11,7 +11,7 @@ from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.yaml_config import ConfigError
 from fairlane_server.control.tenants_file import load_tenants
-from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families, of_scope, pools_of, static
+from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families, pools_of
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FAMILY = """\
@@ -168,10 +168,7 @@ def test_partitions_can_differ_by_tenant(tmp_path: Path) -> None:
     ] == [("requests.acme", 3), ("requests.globex", 1)]
 
 
-def test_scopes_part_the_families() -> None:
-    families = load_families()
-    parts = (*static(families), *of_scope(families, "tenant"), *of_scope(families, "pool"))
-    assert sorted(parts, key=lambda family: family.family) == sorted(families, key=lambda family: family.family)
+def test_pools_are_those_of_models_and_of_tenants() -> None:
     assert pools_of((TenantSpec("acme", pool="own"),), (_model("a", "b"), _model("c", "b"))) == ("b", "own")
     shared_and_own = replace(_model("a", "b"), dedicated_pools=("own", "later"))
     assert pools_of((TenantSpec("acme", pool="own"),), (shared_and_own,)) == ("b", "own", "later")

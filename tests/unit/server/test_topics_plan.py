@@ -14,7 +14,6 @@ from fairlane_server.topics.plan import (
     DeleteTopic,
     DeviationKind,
     ExistingTopic,
-    Permissions,
     Setting,
     TopicPlan,
     plan,
@@ -60,7 +59,7 @@ def _cluster(*topics: ExistingTopic) -> dict[str, ExistingTopic]:
 
 
 def _plan(
-    existing: dict[str, ExistingTopic], allowed: Permissions | None = None, replication_factor: int = 1
+    existing: dict[str, ExistingTopic], replication_factor: int = 1, *, delete: bool = False, shrink: bool = False
 ) -> TopicPlan:
     return plan(
         WANTED,
@@ -68,7 +67,8 @@ def _plan(
         families=FAMILIES,
         broker_config=BROKER,
         replication_factor=replication_factor,
-        allowed=allowed,
+        delete=delete,
+        shrink=shrink,
     )
 
 
@@ -127,7 +127,7 @@ def test_a_new_topic_has_three_copies_where_it_can_and_no_fewer_than_the_cluster
 def test_partitions_are_added_and_never_removed() -> None:
     topic = _existing(WANTED[0])
     assert _plan(_cluster(replace(topic, partitions=1))).changes == (AddPartitions("requests.acme", 1, 2),)
-    made = _plan(_cluster(replace(topic, partitions=5)), Permissions(delete=True, shrink=True))
+    made = _plan(_cluster(replace(topic, partitions=5)), delete=True, shrink=True)
     assert made.changes == ()
     assert _problems(made) == [("warning", DeviationKind.FEWER_PARTITIONS)]
     assert made.findings[0].message == "requests.acme: has 5 partitions, wanted 2; Kafka cannot remove any"
@@ -171,7 +171,7 @@ def test_what_deletes_records_waits_for_permission(topic: int, key: str, before:
     assert _problems(careful) == [("warning", DeviationKind.SHORTER_RETENTION)]
     assert "--shrink" in careful.findings[0].message
 
-    bold = _plan(cluster, Permissions(shrink=True))
+    bold = _plan(cluster, shrink=True)
     assert Setting(key, before, wanted.config[key]) in [item for change in bold.changes for item in _settings(change)]
     assert bold.findings == ()
 
@@ -181,7 +181,7 @@ def test_retention_stays_while_the_cleanup_policy_waits_for_permission() -> None
     topic = _existing(WANTED[1], **{"cleanup.policy": "delete", "retention.ms": str(30 * DAY_MS)})
     topic = replace(topic, overrides=topic.overrides | {"retention.ms"})
     assert _plan(_cluster(topic)).changes == ()
-    assert len(_plan(_cluster(topic), Permissions(shrink=True)).changes) == 1
+    assert len(_plan(_cluster(topic), shrink=True).changes) == 1
 
 
 def _settings(change: object) -> tuple[Setting, ...]:
@@ -196,9 +196,7 @@ def test_extra_topic_of_a_family_is_reported_and_only_deleted_on_demand() -> Non
     assert [(finding.problem, finding.topic) for finding in made.findings] == [
         (DeviationKind.EXTRA_TOPIC, "requests.globex")
     ]
-    assert _plan(_cluster(extra, *foreign), Permissions(delete=True)).changes == (
-        DeleteTopic("requests.globex", "requests"),
-    )
+    assert _plan(_cluster(extra, *foreign), delete=True).changes == (DeleteTopic("requests.globex", "requests"),)
 
 
 def test_fewer_replicas_are_reported() -> None:
@@ -293,10 +291,9 @@ def test_plan_of_an_applied_plan_is_empty(
     topics: list[ExistingTopic], delete: bool, shrink: bool, replicas: int
 ) -> None:
     existing = {topic.name: topic for topic in topics}
-    allowed = Permissions(delete=delete, shrink=shrink)
-    made = _plan(existing, allowed, replicas)
+    made = _plan(existing, replicas, delete=delete, shrink=shrink)
     after = _apply(made, existing)
-    again = _plan(after, allowed, replicas)
+    again = _plan(after, replicas, delete=delete, shrink=shrink)
     assert again.changes == ()
     assert again.findings == made.findings
     assert delete or existing.keys() <= after.keys()

@@ -7,9 +7,83 @@ only the text layer is read: a scanned page has none.
 import codecs
 import re
 import warnings
+from dataclasses import dataclass, fields
+from enum import StrEnum
 from io import BytesIO
+from pathlib import PurePath
 
-from fairlane_server.retrieval.documents.document import DocumentLimits, ParsedDocument, UnreadableError, check_length
+PARSER_REVISION = 2
+"""Raised with every change of a parser or of chunking that makes other passages of the same file."""
+
+
+MOST_TITLE_CHARACTERS = 500
+
+
+class DocumentFormat(StrEnum):
+    """File format, by suffix."""
+
+    TEXT = "text"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    PDF = "pdf"
+
+
+_FORMATS = {
+    ".txt": DocumentFormat.TEXT,
+    ".text": DocumentFormat.TEXT,
+    ".rst": DocumentFormat.TEXT,
+    ".md": DocumentFormat.MARKDOWN,
+    ".markdown": DocumentFormat.MARKDOWN,
+    ".html": DocumentFormat.HTML,
+    ".htm": DocumentFormat.HTML,
+    ".xhtml": DocumentFormat.HTML,
+    ".pdf": DocumentFormat.PDF,
+}
+SUFFIXES = tuple(_FORMATS)
+
+
+def format_of(path: PurePath) -> DocumentFormat | None:
+    """The format of a suffix, in upper or lower case; None if unknown."""
+    return _FORMATS.get(path.suffix.lower())
+
+
+class UnreadableError(Exception):
+    """Error of a parser: the reason in one line, without text of the document."""
+
+
+@dataclass(frozen=True, slots=True)
+class DocumentLimits:
+    """Bounds on one document. A file above ``max_file_bytes`` is not read; ``max_parse_s`` and ``max_parser_bytes`` (of
+    memory) are for the parsing of HTML or a PDF."""
+
+    max_file_bytes: int = 50_000_000
+    max_characters: int = 5_000_000
+    max_passages: int = 20_000
+    max_pages: int = 5_000
+    max_parse_s: float = 120.0
+    max_parser_bytes: int = 2 << 30
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            if getattr(self, limit.name) <= 0:
+                raise ValueError(f"{limit.name}: must be above 0, not {getattr(self, limit.name)}")
+
+
+@dataclass(frozen=True, slots=True)
+class ParsedDocument:
+    """The text of a document: Markdown when ``markdown``, else without markup. The title is empty when it has none."""
+
+    text: str
+    title: str
+    markdown: bool
+
+
+def check_length(characters: int, limits: DocumentLimits) -> None:
+    if characters > limits.max_characters:
+        raise UnreadableError(
+            f"holds more text than a document may have ({limits.max_characters:,} characters): split it"
+        )
+
 
 # The longest first: the mark of UTF-32 begins with that of UTF-16.
 _MARKS = (
@@ -21,7 +95,7 @@ _MARKS = (
 )
 # Ends of lines in every alphabet's way, and pages.
 _LINE_END = re.compile("\r\n|[\r\v\f\x1c-\x1e\x85\u2028\u2029]")
-# What is neither printed nor a space, soft hyphens included; a lone surrogate stands in no UTF-8.
+# What is neither printed nor a space, soft hyphens included, and lone surrogates, which UTF-8 cannot encode.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0e-\x1b\x1f\x7f-\x84\x86-\x9f\xad\ufeff\ud800-\udfff]")
 
 
@@ -30,17 +104,11 @@ def decode(data: bytes) -> str:
 
     Raises UnreadableError for anything else: a guess would store what nobody wrote.
     """
-    for mark, encoding in _MARKS:
-        if data.startswith(mark):
-            return _decoded(data[len(mark) :], encoding, len(mark))
-    return _decoded(data, "utf-8", 0)
-
-
-def _decoded(data: bytes, encoding: str, skipped: int) -> str:
+    mark, encoding = next(((mark, name) for mark, name in _MARKS if data.startswith(mark)), (b"", "utf-8"))
     try:
-        text = data.decode(encoding)
+        text = data[len(mark) :].decode(encoding)
     except UnicodeDecodeError as error:
-        raise UnreadableError(f"is not valid {encoding.upper()} (byte {skipped + error.start:,})") from None
+        raise UnreadableError(f"is not valid {encoding.upper()} (byte {len(mark) + error.start:,})") from None
     if "\0" in text:
         raise UnreadableError("holds NUL characters: it is no text")
     return text
@@ -61,7 +129,7 @@ def parse_html(data: bytes, limits: DocumentLimits) -> ParsedDocument:
 
     text = decode(data)
     with warnings.catch_warnings():
-        # XHTML read as HTML, text that looks like a file's name: nothing to be said about somebody's document.
+        # XHTML read as HTML, text that looks like a file's name: warnings that are of no use to the operator.
         warnings.simplefilter("ignore")
         try:
             soup = BeautifulSoup(text, "html.parser")

@@ -1,0 +1,231 @@
+"""``fairlane tenants`` and ``fairlane models``: publish the records of the two files, topics first."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
+from typing import Annotated, TypeVar
+
+import typer
+
+from fairlane.cluster import Cluster
+from fairlane.models import load_models
+from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
+from fairlane.records import ModelVersion, TenantGroup, TenantSpec
+from fairlane.schema_registry import codec_for
+from fairlane.settings import Settings
+from fairlane_server.cli.output import (
+    AsJson,
+    BootstrapServers,
+    Force,
+    ModelsFile,
+    ReplicationFactor,
+    TenantsFile,
+    TopicsFile,
+    say,
+    settings_with,
+    show_json,
+    show_table,
+    warn,
+)
+from fairlane_server.cli.topics import (
+    applied_json,
+    carry_out,
+    fail_if_any_failed,
+    make_plan,
+    show_applied,
+    show_findings,
+)
+from fairlane_server.control.publisher import ControlTopic, compare
+from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
+
+RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion)
+
+tenants = typer.Typer(help="The tenants, from deploy/tenants.yaml.", no_args_is_help=True)
+models = typer.Typer(help="The models and their pools, from deploy/models.yaml.", no_args_is_help=True)
+
+DeleteTenants = Annotated[
+    bool, typer.Option("--delete", help="Withdraw tenants that the file no longer names. Their topics stay.")
+]
+DeleteModels = Annotated[
+    bool, typer.Option("--delete", help="Withdraw models that the file no longer names. Topics of pools stay.")
+]
+
+
+@tenants.command("apply")
+def apply_tenants(
+    bootstrap_servers: BootstrapServers = None,
+    tenants_file: TenantsFile = None,
+    topics_file: TopicsFile = None,
+    replication_factor: ReplicationFactor = None,
+    *,
+    delete: DeleteTenants = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create the tenants' topics, then publish the tenants that are new or changed to every process.
+
+    Running processes know a new tenant within seconds. May be repeated.
+    """
+    settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file)
+    specs = {spec.tenant: spec for spec in load_tenants(settings.tenants_file)}
+    families = [
+        family for family in load_families(topics_file) if family.placeholders or family.name == CONTROL_TENANTS
+    ]
+    # Without the models, the pools are those that are dedicated to tenants.
+    topics = expand(families, specs.values(), models=())
+    reported = [family for family in families if "tenant" in family.placeholders]
+    cluster = Cluster(settings)
+    control = _tenant_topic(settings)
+    _apply(cluster, reported, topics, replication_factor, control, specs, force=force, delete=delete, as_json=as_json)
+
+
+@models.command("apply")
+def apply_models(
+    bootstrap_servers: BootstrapServers = None,
+    models_file: ModelsFile = None,
+    topics_file: TopicsFile = None,
+    replication_factor: ReplicationFactor = None,
+    *,
+    delete: DeleteModels = False,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Create the pools' priority topics, then publish the models that are new or changed to every process.
+
+    May be repeated.
+    """
+    settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, models_file=models_file)
+    versions = {version.model: version for version in load_models(settings.models_file)}
+    families = [
+        family
+        for family in load_families(topics_file)
+        if "pool" in family.placeholders or family.name == CONTROL_MODELS
+    ]
+    topics = expand(families, (), versions.values())
+    cluster = Cluster(settings)
+    control = _model_topic(settings)
+    # No extra topics are reported: a pool without a model may be a tenant's own, and `topics plan` reports them.
+    _apply(cluster, (), topics, replication_factor, control, versions, force=force, delete=delete, as_json=as_json)
+
+
+def _apply(
+    cluster: Cluster,
+    families: Iterable[TopicFamily],
+    topics: tuple[TopicSpec, ...],
+    replication_factor: int | None,
+    control: ControlTopic[RecordT],
+    records: Mapping[str, RecordT],
+    *,
+    force: bool,
+    delete: bool,
+    as_json: bool,
+) -> None:
+    """Create ``topics``, then publish changed records and, with ``delete``, withdraw removed ones; print what was done.
+
+    ``families`` are those whose extra topics are reported. Raises ClusterError.
+    """
+    plan = make_plan(cluster, families, topics, replication_factor)
+    applied = carry_out(cluster, plan, force=force)
+    if not as_json:
+        show_applied(applied, len(topics))
+    show_findings(plan.findings)
+    fail_if_any_failed(applied)
+    publication = compare(records, control.read())
+    withdrawn = publication.unknown if delete else ()
+    control.publish(publication.changed.values(), withdrawn)
+    if as_json:
+        show_json(
+            {
+                "topics": [applied_json(item) for item in applied],
+                "published": list(publication.changed),
+                "unchanged": list(publication.unchanged),
+                "unknown": list(publication.unknown),
+                "withdrawn": list(withdrawn),
+            }
+        )
+        return
+    for name in publication.changed:
+        say(f"{control.key_field} {name}: published")
+    for name in withdrawn:
+        say(f"{control.key_field} {name}: withdrawn")
+    say(f"{len(publication.unchanged)} unchanged")
+    for name in () if delete else publication.unknown:
+        warn(f"{control.key_field} {name} is published but not in the file; --delete withdraws it")
+
+
+@tenants.command("list")
+def list_tenants(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson = False) -> None:
+    """Show the tenants that the cluster's processes know."""
+    control = _tenant_topic(settings_with(kafka_bootstrap_servers=bootstrap_servers))
+    columns = ("weight", "classes", "models", "services", "pool", "queue", "quotas", "groups", "forbids", "cache")
+    _list(control, columns, _tenant_row, as_json=as_json)
+
+
+@models.command("list")
+def list_models(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson = False) -> None:
+    """Show the models that the cluster's processes know."""
+    control = _model_topic(settings_with(kafka_bootstrap_servers=bootstrap_servers))
+    columns = ("version", "pool", "engine", "tasks", "context", "output", "batch", "smaller")
+    _list(control, columns, _model_row, as_json=as_json)
+
+
+def _list(
+    control: ControlTopic[RecordT],
+    columns: tuple[str, ...],
+    row: Callable[[RecordT], tuple[str, ...]],
+    *,
+    as_json: bool,
+) -> None:
+    kind, found = control.key_field, control.read()
+    if as_json:
+        show_json({f"{kind}s": [asdict(record) if record else {kind: name} for name, record in found.items()]})
+        return
+    rows = [(name, *(row(record) if record else ("(unreadable)",))) for name, record in sorted(found.items())]
+    show_table((kind, *columns), rows)
+
+
+def _tenant_topic(settings: Settings) -> ControlTopic[TenantSpec]:
+    return ControlTopic(settings, codec_for(settings), CONTROL_TENANTS, TenantSpec, "tenant")
+
+
+def _model_topic(settings: Settings) -> ControlTopic[ModelVersion]:
+    return ControlTopic(settings, codec_for(settings), CONTROL_MODELS, ModelVersion, "model")
+
+
+def _tenant_row(spec: TenantSpec) -> tuple[str, ...]:
+    quotas = {
+        "requests/s": spec.requests_per_s,
+        "burst": spec.burst_requests,
+        "tokens/min": spec.tokens_per_minute,
+        "tokens/day": spec.tokens_per_day,
+    }
+    return (
+        f"{spec.weight:g}",
+        ", ".join(spec.classes),
+        ", ".join(spec.models) or "all",
+        ", ".join(spec.services) or "-",
+        spec.pool or "shared",
+        f"{spec.max_queue_requests} requests, {spec.max_queue_bytes} bytes",
+        ", ".join(f"{value:g} {name}" for name, value in quotas.items() if value is not None) or "none",
+        ", ".join(map(_group, spec.groups)) or "-",
+        ", ".join(spec.forbidden_degradations) or "-",
+        spec.cache,
+    )
+
+
+def _group(group: TenantGroup) -> str:
+    name = group.group if group.parent is None else f"{group.parent}/{group.group}"
+    return f"{name} {group.weight:g}"
+
+
+def _model_row(model: ModelVersion) -> tuple[str, ...]:
+    return (
+        model.version,
+        ", ".join((model.pool, *model.dedicated_pools)),
+        model.engine,
+        ", ".join(model.tasks),
+        f"{model.max_context_tokens} tokens",
+        f"{model.max_output_tokens} tokens",
+        f"{model.max_batch_size} items, {model.max_batch_tokens} tokens",
+        model.smaller_model or "-",
+    )

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from confluent_kafka import Consumer, Producer
 
-from fairlane.client.ports import KafkaConnector
+from fairlane.client.connector import KafkaConnector
 from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group
 from fairlane.records import InferenceReply

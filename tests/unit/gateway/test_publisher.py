@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane.client.ports import KafkaHeaders
+from fairlane.client.connector import KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, DeliveryReport, Publisher, PublishLimits
 from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN, GatewayError

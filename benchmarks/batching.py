@@ -23,7 +23,6 @@ from benchmarks.observed import make_work_item
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceRow, TraceSampler, load_trace
-from fairlane.models import load_models
 from fairlane.names import priority_topic
 from fairlane.outcomes import Outcome, Priority, Task
 from fairlane.ownership import Claim, PartitionId
@@ -35,6 +34,7 @@ from fairlane.records import (
     SourceCoordinate,
     UsageEvent,
 )
+from fairlane_server.models import load_models
 from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome, Outcomes, RunCost, Success

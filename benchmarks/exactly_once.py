@@ -23,8 +23,8 @@ from benchmarks.faults.traffic import Traffic
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import simulated_model
 from deploy.local.services import Service
-from fairlane.models import load_models
 from fairlane.outcomes import Task
+from fairlane_server.models import load_models
 from fairlane_server.processes.restarts import RestartPolicy
 
 NAME = "exactly-once"

@@ -13,7 +13,6 @@ from benchmarks.dispatch_rate import output_rate
 from benchmarks.observed import ends_of, make_request, make_work_item
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from fairlane.kafka_config import idempotent_producer
-from fairlane.models import load_models
 from fairlane.names import priority_topic, replies_topic
 from fairlane.offsets import MAX_SPAN
 from fairlane.outcomes import Priority
@@ -22,6 +21,7 @@ from fairlane.records import Parameters
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import Settlement, TransactionBatch, TransactionLoop
+from fairlane_server.models import load_models
 from inference_consumers.app import ConsumerApp
 
 NAME = "exactly-once-cost"

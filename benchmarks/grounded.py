@@ -19,9 +19,9 @@ from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_quest
 from deploy.demo.workload import LANGUAGE_MODEL, text_of
 from deploy.local.services import MODELS_FILE, Service
 from fairlane import Client
-from fairlane.models import load_models
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
+from fairlane_server.models import load_models
 
 NAME = "grounded"
 HOW = "every question once of each tenant; greedy answers are the same each time"

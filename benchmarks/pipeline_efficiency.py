@@ -26,9 +26,9 @@ from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, 
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT
 from benchmarks.vllm_direct import DirectVllm, check_python
 from deploy.local.services import Service
-from fairlane.models import load_models
 from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput
 from fairlane.settings import Settings
+from fairlane_server.models import load_models
 from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
 from inference_consumers.engines.registry import create_engine
 

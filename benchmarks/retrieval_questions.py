@@ -21,9 +21,9 @@ import numpy as np
 import yaml
 
 from benchmarks.result import Figure
-from fairlane.models import load_models
 from fairlane.outcomes import Task
 from fairlane.records import Parameters, RequestInput
+from fairlane_server.models import load_models
 from fairlane_server.retrieval.chunking import Chunker, Chunking
 from fairlane_server.retrieval.documents.document import ParsedDocument
 from fairlane_server.retrieval.embedder import Embedder, FloatArray

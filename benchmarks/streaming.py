@@ -13,8 +13,8 @@ from benchmarks.cluster import cluster
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from deploy.local.services import Service
 from fairlane import Client
-from fairlane.models import load_models
 from fairlane.records import Parameters, RequestInput
+from fairlane_server.models import load_models
 from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
 from inference_consumers.engines.registry import create_engine
 

@@ -8,7 +8,6 @@ import typer
 
 from fairlane.cluster import ClusterError
 from fairlane.schema_registry import RegistryError
-from fairlane.yaml_config import ConfigError
 from fairlane_server.cli import (
     collections,
     conversations,
@@ -26,6 +25,7 @@ from fairlane_server.cli import (
 from fairlane_server.cli.output import FAILURE, fail
 from fairlane_server.postgres.migrations import missing_extra
 from fairlane_server.store_error import ReportableError
+from fairlane_server.yaml_config import ConfigError
 
 app = typer.Typer(
     name="fairlane",

@@ -5,7 +5,6 @@ from typing import Annotated
 
 import typer
 
-from fairlane.models import load_models
 from fairlane.names import CONTROL_MODELS
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
@@ -22,6 +21,7 @@ from fairlane_server.cli.output import (
 )
 from fairlane_server.cli.publishing import apply, control_topic
 from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.models import load_models
 from fairlane_server.topics.families import expand, load_families
 
 app = typer.Typer(help="The models and their pools, from deploy/models.yaml.", no_args_is_help=True)

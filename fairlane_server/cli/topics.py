@@ -8,7 +8,6 @@ from typing import Annotated, Any
 import typer
 
 from fairlane.cluster import Cluster
-from fairlane.models import load_models
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     FAILURE,
@@ -27,6 +26,7 @@ from fairlane_server.cli.output import (
     warn,
 )
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 from fairlane_server.topics.plan import Change, Deviation, Permissions, TopicPlan, plan, unknown_override_tenants

@@ -20,12 +20,12 @@ from fairlane.cluster import (
     reason_of,
 )
 from fairlane.codec import Codec
-from fairlane.dead_letters import Letter, ReplayMark, StoredRecord, headers_of, read_record
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import group_id
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer, message_headers
+from fairlane_server.dead_letters.letters import Letter, ReplayMark, StoredRecord, headers_of, read_record
 
 SILENCE_S = 30.0
 """A read that gets nothing for so long gives up; the broker aborts an abandoned transaction sooner."""

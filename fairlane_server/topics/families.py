@@ -10,7 +10,7 @@ from fairlane.data_files import data_path
 from fairlane.names import TENANT_PATTERN, topic_name
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec, type_by_name
-from fairlane.yaml_config import YamlNode, load_yaml_with_lines
+from fairlane_server.yaml_config import YamlNode, load_yaml_with_lines
 
 DELETE = "delete"
 COMPACT = "compact"

@@ -14,7 +14,6 @@ from confluent_kafka import Producer
 
 from fairlane.cluster import Cluster, ClusterError
 from fairlane.kafka_config import idempotent_producer
-from fairlane.models import load_models
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -23,6 +22,7 @@ from fairlane_server.cli import models as models_cli
 from fairlane_server.cli import tenants as tenants_cli
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan

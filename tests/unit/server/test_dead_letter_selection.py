@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane import headers as header_names
-from fairlane.dead_letters import Letter, ReplayMark, StoredRecord
 from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane_server.dead_letters.letters import Letter, ReplayMark, StoredRecord
 from fairlane_server.dead_letters.selection import OffsetRange, OffsetSet, Selection, Survey, parse_offsets, parse_time
 
 NOW_MS = 1_800_000_000_000

@@ -6,7 +6,6 @@ from typing import NoReturn
 
 import typer
 
-from fairlane.cluster import ClusterError
 from fairlane.schema_registry import RegistryError
 from fairlane_server.cli import (
     collections,
@@ -23,6 +22,7 @@ from fairlane_server.cli import (
     users,
 )
 from fairlane_server.cli.output import FAILURE, fail
+from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.postgres.migrations import missing_extra
 from fairlane_server.store_error import ReportableError
 from fairlane_server.yaml_config import ConfigError

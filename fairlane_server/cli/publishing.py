@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeVar
 
-from fairlane.cluster import Cluster
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.cli.output import say, show_json, warn
@@ -16,6 +15,7 @@ from fairlane_server.cli.topics import (
     show_findings,
 )
 from fairlane_server.control.publisher import ControlTopic, compare
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.topics.families import TopicFamily, TopicSpec
 
 RecordT = TypeVar("RecordT")
@@ -38,7 +38,7 @@ def apply(
 
     ``families`` are those whose extra topics are reported. Raises ClusterError.
     """
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     made = make_plan(cluster, families, topics, replication_factor)
     applied = carry_out(cluster, made, force=force)
     if not as_json:

@@ -7,7 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fairlane.cluster import Cluster
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     FAILURE,
@@ -26,6 +25,7 @@ from fairlane_server.cli.output import (
     warn,
 )
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
@@ -64,7 +64,7 @@ def plan_command(
     )
     families, wanted, notes = _wanted(settings, topics_file)
     made = make_plan(
-        Cluster(settings), families, wanted, replication_factor, allowed=Permissions(delete=delete, shrink=shrink)
+        ClusterAdmin(settings), families, wanted, replication_factor, allowed=Permissions(delete=delete, shrink=shrink)
     )
     findings = (*notes, *made.findings)
     if as_json:
@@ -103,7 +103,7 @@ def apply_command(
         kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file, models_file=models_file
     )
     families, wanted, notes = _wanted(settings, topics_file)
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     made = make_plan(cluster, families, wanted, replication_factor, allowed=Permissions(delete=delete, shrink=shrink))
     applied = carry_out(cluster, made, force=force)
     findings = (*notes, *made.findings)
@@ -116,7 +116,7 @@ def apply_command(
 
 
 def make_plan(
-    cluster: Cluster,
+    cluster: ClusterAdmin,
     families: Iterable[TopicFamily],
     wanted: tuple[TopicSpec, ...],
     replication_factor: int | None,
@@ -134,7 +134,7 @@ def make_plan(
     )
 
 
-def carry_out(cluster: Cluster, made: TopicPlan, *, force: bool) -> tuple[Applied, ...]:
+def carry_out(cluster: ClusterAdmin, made: TopicPlan, *, force: bool) -> tuple[Applied, ...]:
     """Apply a plan, unless it contains an error and ``force`` is not set. Raises ClusterError."""
     if made.errors and not force:
         fail(f"{made.errors[0].message} (--force applies all the same)")

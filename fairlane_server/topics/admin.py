@@ -18,7 +18,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from fairlane.cluster import REQUEST_TIMEOUT_S, Cluster, ClusterError, reason_of
+from fairlane.cluster import reason_of
+from fairlane_server.kafka.cluster_admin import REQUEST_TIMEOUT_S, ClusterAdmin, ClusterError
 from fairlane_server.topics.plan import (
     AddPartitions,
     Change,
@@ -71,7 +72,7 @@ class Applied:
     reason: str | None = None
 
 
-def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
+def read_state(cluster: ClusterAdmin, describe: Iterable[str]) -> ClusterState:
     """Read all topics of the cluster, and the settings of those in ``describe``. Raises ClusterError."""
     metadata = cluster.metadata()
     described = _topic_configs(cluster, [name for name in describe if name in metadata.topics])
@@ -88,7 +89,9 @@ def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
     return ClusterState(len(metadata.brokers), topics, _broker_config(cluster, metadata))
 
 
-def apply_plan(cluster: Cluster, plan: TopicPlan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S) -> tuple[Applied, ...]:
+def apply_plan(
+    cluster: ClusterAdmin, plan: TopicPlan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S
+) -> tuple[Applied, ...]:
     """Apply the changes, then wait until new topics and partitions have leaders and deleted topics are gone.
 
     A failed change does not stop the others. Raises ClusterError when the cluster cannot be reached or the changes do
@@ -145,7 +148,7 @@ def _outcome(change: Change, future: "Future[None]", harmless: int | None) -> Ap
     return Applied(change, "done")
 
 
-def _create(cluster: Cluster, batch: list[CreateTopic]) -> _Futures:
+def _create(cluster: ClusterAdmin, batch: list[CreateTopic]) -> _Futures:
     topics = [
         NewTopic(change.topic, change.partitions, change.replication_factor, config=dict(change.config))
         for change in batch
@@ -153,14 +156,14 @@ def _create(cluster: Cluster, batch: list[CreateTopic]) -> _Futures:
     return cluster.admin.create_topics(topics, operation_timeout=REQUEST_TIMEOUT_S, request_timeout=REQUEST_TIMEOUT_S)
 
 
-def _grow(cluster: Cluster, batch: list[AddPartitions]) -> _Futures:
+def _grow(cluster: ClusterAdmin, batch: list[AddPartitions]) -> _Futures:
     partitions = [NewPartitions(change.topic, change.after) for change in batch]
     return cluster.admin.create_partitions(
         partitions, operation_timeout=REQUEST_TIMEOUT_S, request_timeout=REQUEST_TIMEOUT_S
     )
 
 
-def _configure(cluster: Cluster, batch: list[ChangeConfig]) -> _Futures:
+def _configure(cluster: ClusterAdmin, batch: list[ChangeConfig]) -> _Futures:
     resources = [
         ConfigResource(
             ResourceType.TOPIC, change.topic, incremental_configs=[_config_entry(item) for item in change.settings]
@@ -176,12 +179,12 @@ def _config_entry(setting: Setting) -> ConfigEntry:
     return ConfigEntry(setting.key, setting.after, incremental_operation=operation)
 
 
-def _delete(cluster: Cluster, batch: list[DeleteTopic]) -> _Futures:
+def _delete(cluster: ClusterAdmin, batch: list[DeleteTopic]) -> _Futures:
     topics = [change.topic for change in batch]
     return cluster.admin.delete_topics(topics, operation_timeout=REQUEST_TIMEOUT_S, request_timeout=REQUEST_TIMEOUT_S)
 
 
-def _topic_configs(cluster: Cluster, names: list[str]) -> dict[str, dict[str, ConfigEntry]]:
+def _topic_configs(cluster: ClusterAdmin, names: list[str]) -> dict[str, dict[str, ConfigEntry]]:
     found: dict[str, dict[str, ConfigEntry]] = {}
     for start in range(0, len(names), _BATCH):
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names[start : start + _BATCH]]
@@ -192,7 +195,7 @@ def _topic_configs(cluster: Cluster, names: list[str]) -> dict[str, dict[str, Co
     return found
 
 
-def _broker_config(cluster: Cluster, metadata: ClusterMetadata) -> dict[str, str] | None:
+def _broker_config(cluster: ClusterAdmin, metadata: ClusterMetadata) -> dict[str, str] | None:
     if not metadata.brokers:
         return None
     broker = str(min(metadata.brokers))
@@ -202,7 +205,7 @@ def _broker_config(cluster: Cluster, metadata: ClusterMetadata) -> dict[str, str
     return {key: entry.value for key, entry in entries.items() if entry.value is not None}
 
 
-def _describe(cluster: Cluster, resources: list[ConfigResource]) -> dict[str, dict[str, ConfigEntry] | str]:
+def _describe(cluster: ClusterAdmin, resources: list[ConfigResource]) -> dict[str, dict[str, ConfigEntry] | str]:
     """Settings of each resource by its name, or the reason why they cannot be read."""
     described: dict[str, dict[str, ConfigEntry] | str] = {}
     for resource, future in cluster.admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items():

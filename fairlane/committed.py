@@ -89,7 +89,7 @@ class TopicIds:
             try:
                 uuid = answer.result(max(0.0, deadline - monotonic())).topic_id
             except TimeoutError:
-                reason = "the ids of the topics were not told in time"
+                reason = "the ids of the topics did not arrive in time"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason)) from None
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:

@@ -1,16 +1,14 @@
 """Conversations: each turn is sent with its new messages only."""
 
 from collections.abc import Awaitable, Callable
-from typing import TypeVar, cast
+from typing import cast
 
-from fairlane.client.handle import AsyncHandle, BaseHandle, Handle
+from fairlane.client.handle import AsyncHandle, Handle, HandleT
 from fairlane.client.requests import RequestFields, build_request, new_request_id
 from fairlane.client.text_stream import AsyncTextStream, TextStream
 from fairlane.errors import FairlaneError
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest, Message
-
-HandleT = TypeVar("HandleT", bound=BaseHandle)
 
 _PER_TURN = ("messages", "prompt", "request_id", "stream")
 

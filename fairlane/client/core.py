@@ -13,8 +13,8 @@ from confluent_kafka import Consumer, KafkaException
 
 from fairlane import cloud_events
 from fairlane.client.connector import KafkaConnector, KafkaHeaders, log
-from fairlane.client.handle import BaseHandle
-from fairlane.client.publisher import EncodedRequest, HandleT, OpenHandles, RequestPublisher
+from fairlane.client.handle import BaseHandle, HandleT
+from fairlane.client.publisher import EncodedRequest, OpenHandles, RequestPublisher
 from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
 from fairlane.client.retry_policies import RetryPolicy
@@ -52,7 +52,7 @@ class ClientStats:
         retried: publications beyond the first of a request.
         answered: handles that got a reply.
         in_flight: requests submitted and not answered at this moment.
-        ignored_replies: replies on the topic that nobody here waits for.
+        ignored_replies: replies on the topic to requests that are not open here.
         undecodable_replies: records on the topic that are no reply.
     """
 
@@ -94,7 +94,7 @@ class ClientCore:
         self.reply_topic = replies_topic(tenant, service)
         self.window = Window(limits.max_in_flight, limits.max_buffered_bytes)
         self.chunks = ChunkHub(chunks_topic(tenant), self._chunk_consumer, clock)
-        # Requests whose reply nobody will take. Finalizers fill it, which must take no lock.
+        # Requests whose reply is not wanted any more. Finalizers fill it, which must take no lock.
         self.unwanted: SimpleQueue[BaseHandle] = SimpleQueue()
         self._default_reply_to = None if service is None else self.reply_topic
         self._connector = connector

@@ -19,7 +19,7 @@ ValueT = TypeVar("ValueT")
 class Promise(Generic[ValueT]):
     """A value or an error that is set once. Thread-safe.
 
-    Unlike ``concurrent.futures.Future`` it makes its event only when somebody waits, and shares a lock with others.
+    Unlike ``concurrent.futures.Future`` it makes its event only for a wait, and shares a lock with others.
     """
 
     __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value")
@@ -199,6 +199,9 @@ class BaseHandle:
         return self.acknowledged.get()
 
 
+HandleT = TypeVar("HandleT", bound=BaseHandle)
+
+
 class Handle(BaseHandle):
     """One submitted request. Safe to use from any thread, and after the client was closed.
 
@@ -315,7 +318,7 @@ def from_any_thread(call: Callable[[], None]) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def wake() -> None:
-        # A loop that is closed has nobody left who waits.
+        # A closed loop has no waiting tasks.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(call)
 

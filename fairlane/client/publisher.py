@@ -6,13 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import TypeVar
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import cloud_events
 from fairlane.client.connector import KafkaHeaders, log
-from fairlane.client.handle import BaseHandle
+from fairlane.client.handle import BaseHandle, HandleT
 from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs
@@ -23,8 +22,6 @@ from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS
 from fairlane.names import requests_topic
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, SourceCoordinate
 from fairlane.trace_context import TraceHeaders, current_trace
-
-HandleT = TypeVar("HandleT", bound=BaseHandle)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +164,7 @@ class OpenHandles:
                 if handle.attempts is not None:
                     handle.attempts.ending = None
             self.answered += len(settled)
-        # The room first: whoever is told of the reply finds it free.
+        # The room first, so that it is free when the callbacks of the reply run.
         self._give_back(settled)
         for handle in settled:
             if handle.attempts is not None and handle.attempts.lost:

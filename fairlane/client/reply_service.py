@@ -56,7 +56,7 @@ class DeadLetter:
 
 
 class ReplyLetters:
-    """Writes dead letters, each in the log before the call returns. For one thread at a time.
+    """Writer of dead letters: each is in the log before the call returns. For one thread at a time.
 
     Args:
         producer: owned from now on.
@@ -117,7 +117,7 @@ ReplyHandler = Callable[[InferenceReply], object]
 AsyncReplyHandler = Callable[[InferenceReply], Awaitable[object]]
 
 OnDeadLetter = Callable[[DeadLetter], object]
-"""Takes what the handler failed on at every try, and what is no reply, instead of the topic of dead letters."""
+"""Takes replies that the handler failed on at every try, and records that are no reply, instead of the topic."""
 
 AsyncOnDeadLetter = Callable[[DeadLetter], Awaitable[object]]
 
@@ -145,7 +145,7 @@ class _Service:
 
     @property
     def dead_letter_topic(self) -> str | None:
-        """Where that goes which the service cannot take; None with a callback instead."""
+        """Topic of replies that the service cannot handle; None with a callback instead."""
         return None if self._letters is None else self._letters.topic
 
     def _begin(self) -> None:

@@ -19,7 +19,7 @@ class PlaceInLine:
 class Window:
     """Admits requests while fewer than ``max_in_flight`` are unanswered and ``max_buffered_bytes`` unpublished.
 
-    First come, first served: what is released goes to the head of the line at once, so nobody is overtaken. A
+    First come, first served: released room goes to the head of the line at once. A
     request larger than the byte bound is admitted when nothing else is buffered. Thread-safe; no callback is called
     with the lock held.
     """

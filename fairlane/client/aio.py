@@ -6,7 +6,6 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaita
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
 from fairlane.client.base import BaseClient, BaseReplyStream, ReplyOptions, ServiceOptions, SubmitItem, noted
@@ -39,9 +38,7 @@ class AsyncClient(BaseClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def start(self) -> None:
@@ -280,9 +277,7 @@ class AsyncReplyStream(BaseReplyStream):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
 

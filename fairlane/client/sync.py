@@ -4,7 +4,6 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from queue import Empty, SimpleQueue
-from types import TracebackType
 from typing import Self, Unpack
 
 from fairlane.client.base import BaseClient, BaseReplyStream, ReplyOptions, ServiceOptions, SubmitItem, noted
@@ -33,9 +32,7 @@ class Client(BaseClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -302,9 +299,7 @@ class ReplyStream(BaseReplyStream):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 

@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from confluent_kafka import Consumer, KafkaException
@@ -321,9 +320,7 @@ class TextStream(_Stream):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
 
@@ -395,9 +392,7 @@ class AsyncTextStream(_Stream):
         await self._open()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def _open(self) -> StreamedAnswer:

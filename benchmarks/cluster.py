@@ -22,9 +22,9 @@ from deploy.local.ports import PortClaims
 from deploy.local.services import HOST, MODELS_FILE, Service, Step
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
-from fairlane.models import load_models
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from fairlane_server.models import load_models
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.processes.restarts import RestartPolicy
 from inference_consumers.engines.protocol import Engine

@@ -31,8 +31,8 @@ from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import consumer, dispatcher, simulated_model
 from deploy.local.services import Service
-from fairlane.models import load_models
 from fairlane.outcomes import Task
+from fairlane_server.models import load_models
 from fairlane_server.processes.restarts import RestartPolicy
 
 NAME = "exactly-once"

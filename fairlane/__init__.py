@@ -15,15 +15,19 @@ if TYPE_CHECKING:
     from fairlane.client import (
         AsyncClient,
         AsyncHandle,
+        AsyncReplyService,
         AsyncTextStream,
         Client,
+        DeadLetter,
         Handle,
+        HandlerRetries,
+        ReplyService,
         RetryPolicy,
         TextDelta,
         TextStream,
+        async_replies,
+        replies,
     )
-    from fairlane.client.reply_service import AsyncReplyService, DeadLetter, ReplyService, async_replies, replies
-    from fairlane.client.retry_policies import HandlerRetries
     from fairlane.errors import (
         AnsweredElsewhere,
         Backpressure,
@@ -102,66 +106,17 @@ __all__ = [
     "replies",
 ]
 
-_NAMES_BY_MODULE = {
-    "fairlane.client": (
-        "AsyncClient",
-        "AsyncHandle",
-        "AsyncTextStream",
-        "Client",
-        "Handle",
-        "RetryPolicy",
-        "TextDelta",
-        "TextStream",
-    ),
-    "fairlane.client.reply_service": (
-        "AsyncReplyService",
-        "DeadLetter",
-        "ReplyService",
-        "async_replies",
-        "replies",
-    ),
-    "fairlane.client.retry_policies": ("HandlerRetries",),
-    "fairlane.errors": (
-        "AnsweredElsewhere",
-        "Backpressure",
-        "Cancelled",
-        "ClientClosed",
-        "Expired",
-        "Failed",
-        "FairlaneError",
-        "PublishFailed",
-        "Rejected",
-        "Timeout",
-        "Unavailable",
-        "Unsuccessful",
-    ),
-    "fairlane.outcomes": ("Code", "FinishReason", "Outcome", "Priority", "Task"),
-    "fairlane.records": (
-        "InferenceReply",
-        "InferenceRequest",
-        "LabelScore",
-        "Message",
-        "Output",
-        "Parameters",
-        "RequestInput",
-        "Retrieval",
-        "Timings",
-        "TokenLogprob",
-        "TokenUsage",
-        "TopLogprob",
-    ),
-    "fairlane.settings": ("KafkaSettings",),
-}
-_MODULE_BY_NAME = {name: module for module, names in _NAMES_BY_MODULE.items() for name in names}
+# Light modules first: a name of an outcome loads no client.
+_MODULES = ("outcomes", "records", "errors", "settings", "client")
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULE_BY_NAME.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(module), name)
-    globals()[name] = value
-    return value
+    if name in __all__:
+        for module in _MODULES:
+            found = import_module(f"fairlane.{module}")
+            if hasattr(found, name):
+                return globals().setdefault(name, getattr(found, name))
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,37 +1,22 @@
-"""Kafka admin client for commands: each call has a timeout, each error is one line."""
+"""Connection errors of Kafka clients, in one line each, and a watch over the brokers they know."""
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ClusterMetadata
 
-from fairlane.kafka_config import ClientConfig, connection
-from fairlane.settings import KafkaSettings
-
-CONNECT_TIMEOUT_S = 8.0
-REQUEST_TIMEOUT_S = 20.0
-
-
-class ClusterError(Exception):
-    """A Kafka call failed. The message is one line and contains no secret."""
+from fairlane.kafka_config import ClientConfig
 
 
 class LastConnectionError:
     """An ``error_cb`` that keeps the reason why a client cannot connect; librdkafka's timeout error lacks it."""
 
     def __init__(self) -> None:
-        self._text: str | None = None
+        self.text: str | None = None
 
     def __call__(self, error: KafkaError) -> None:
         # "all brokers are down" only repeats what the error before it explains.
-        if error.code() != KafkaError._ALL_BROKERS_DOWN or self._text is None:
-            self._text = error.str()
-
-    @property
-    def text(self) -> str | None:
-        return self._text
+        if error.code() != KafkaError._ALL_BROKERS_DOWN or self.text is None:
+            self.text = error.str()
 
 
 def quiet_config(config: ClientConfig, errors: LastConnectionError) -> ClientConfig:
@@ -39,48 +24,8 @@ def quiet_config(config: ClientConfig, errors: LastConnectionError) -> ClientCon
     return config | {"log_level": 0, "error_cb": errors}
 
 
-def unreachable(settings: KafkaSettings, reason: str) -> ClusterError:
-    """The error for a cluster that does not answer."""
-    return ClusterError(
-        f"KAFKA_BOOTSTRAP_SERVERS={settings.kafka_bootstrap_servers}: no broker answers ({one_line(reason)})"
-    )
-
-
 def one_line(text: str) -> str:
     return " ".join(text.split())
-
-
-class Cluster:
-    """Admin client of one cluster."""
-
-    def __init__(self, settings: KafkaSettings, connect_timeout_s: float | None = None) -> None:
-        """Build the client without contacting a broker. Raises ClusterError for invalid settings."""
-        self._settings = settings
-        self._connect_timeout_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
-        self._errors = LastConnectionError()
-        if settings.kafka_ssl_ca_file is not None and not settings.kafka_ssl_ca_file.is_file():
-            raise ClusterError(f"KAFKA_SSL_CA_FILE={settings.kafka_ssl_ca_file}: no such file")
-        try:
-            self.admin = AdminClient(quiet_config(connection(settings), self._errors))
-        except (KafkaException, ValueError) as error:
-            raise ClusterError(f"Kafka client: {reason_of(error)}") from None
-
-    def metadata(self) -> ClusterMetadata:
-        """Metadata of brokers and all topics. Raises ClusterError when no broker answers within the connect timeout."""
-        try:
-            return self.admin.list_topics(timeout=self._connect_timeout_s)
-        except KafkaException as error:
-            self.admin.poll(0.1)  # serves the error callback, at once or a moment later
-            raise unreachable(self._settings, self._errors.text or reason_of(error)) from None
-
-    def wait_for(self, condition: Callable[[ClusterMetadata], str | None], timeout_s: float) -> None:
-        """Wait until ``condition`` of the metadata returns None. Raises ClusterError with what it returned last, or if
-        no broker answers."""
-        deadline = time.monotonic() + timeout_s
-        while (missing := condition(self.metadata())) is not None:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"not there after {timeout_s:g} s: {missing}")
-            time.sleep(0.05)
 
 
 def reason_of(error: BaseException) -> str:

@@ -4,10 +4,11 @@ import random
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from functools import partial
 from time import monotonic, sleep
-from typing import Protocol
+from typing import TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import TopicCollection as Topics
 from confluent_kafka.admin import AdminClient
 
@@ -88,7 +89,7 @@ class TopicIds:
             try:
                 uuid = answer.result(max(0.0, deadline - monotonic())).topic_id
             except TimeoutError:
-                reason = "the ids of the topics were not told in time"
+                reason = "the ids of the topics did not arrive in time"
                 raise KafkaException(KafkaError(KafkaError._TIMED_OUT, reason)) from None
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
@@ -105,14 +106,7 @@ log = get_logger(__name__)
 
 _BACKOFF_S = 0.1
 
-
-class OffsetSource(Protocol):
-    """The methods used of a confluent consumer. It must be ``read_committed``: ``committed`` then waits for the offsets
-    of a pending transaction instead of returning the ones before it."""
-
-    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]: ...
-
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]: ...
+AnswerT = TypeVar("AnswerT")
 
 
 TopicIdLookup = Callable[[Collection[str], float], Mapping[str, str]]
@@ -138,12 +132,15 @@ class ResumePoint:
 
 
 def resume_points(
-    source: OffsetSource,
+    consumer: Consumer,
     partitions: Iterable[PartitionId],
     timeout_s: float,
     topic_ids: TopicIdLookup | None = None,
 ) -> dict[PartitionId, ResumePoint]:
     """Determine where to resume each partition.
+
+    The consumer must be ``read_committed``: ``committed`` then waits for the offsets of a pending transaction instead
+    of returning the ones before it.
 
     A committed offset that is not in the log is counted and logged as an alarm; ``fairlane.committed`` decides where to
     resume. Without ``topic_ids`` a topic that was created again cannot be distinguished from a truncated one.
@@ -154,11 +151,13 @@ def resume_points(
     if not wanted:
         return {}
     deadline = monotonic() + timeout_s
-    found = _committed(source, wanted, deadline)
-    ids = {} if topic_ids is None else _ids(topic_ids, {partition.topic for partition in wanted}, deadline)
+    found = _ask(lambda timeout_s: _committed(consumer, wanted, timeout_s), deadline)
+    ids: Mapping[str, str] = {}
+    if topic_ids is not None:
+        ids = _ask(partial(topic_ids, {partition.topic for partition in wanted}), deadline)
     return {
         PartitionId(partition.topic, partition.partition): _resume(
-            source, partition, ids.get(partition.topic, ""), deadline
+            consumer, partition, ids.get(partition.topic, ""), deadline
         )
         for partition in found
     }
@@ -193,42 +192,31 @@ def alarm(finding: LogPosition, topic: str, partition: int, position: int, log_n
     )
 
 
-def _ids(ask: TopicIdLookup, topics: Collection[str], deadline: float) -> Mapping[str, str]:
+def _ask(call: Callable[[float], AnswerT], deadline: float) -> AnswerT:
+    """Call with a timeout, again after a transient error. Raises KafkaException."""
     while True:
         try:
-            return ask(topics, min(_CALL_TIMEOUT_S, deadline - monotonic()))
+            return call(max(0.1, min(_CALL_TIMEOUT_S, deadline - monotonic())))
         except KafkaException as error:
             if error.args[0].code() not in _ASK_AGAIN or monotonic() > deadline:
                 raise
         sleep(random.uniform(0.5, 1.0) * _BACKOFF_S)  # noqa: S311 - jitter, not a secret
 
 
-def _committed(source: OffsetSource, wanted: list[TopicPartition], deadline: float) -> list[TopicPartition]:
-    while True:
-        remaining = deadline - monotonic()
-        try:
-            found = source.committed(wanted, timeout=max(0.1, min(_CALL_TIMEOUT_S, remaining)))
-            _raise_errors(found)
-        except KafkaException as error:
-            # It waits for pending transactional offsets only until its own timeout: ask again.
-            if error.args[0].code() not in _ASK_AGAIN or monotonic() > deadline:
-                raise
-        else:
-            return found
-        sleep(random.uniform(0.5, 1.0) * _BACKOFF_S)  # noqa: S311 - jitter, not a secret
-
-
-def _raise_errors(found: list[TopicPartition]) -> None:
+def _committed(consumer: Consumer, wanted: list[TopicPartition], timeout_s: float) -> list[TopicPartition]:
+    # It waits for the offsets of a pending transaction only until its own timeout.
+    found = consumer.committed(wanted, timeout=timeout_s)
     for partition in found:
         if partition.error is not None:
             raise KafkaException(partition.error)
+    return found
 
 
-def _resume(source: OffsetSource, found: TopicPartition, topic_id: str, deadline: float) -> ResumePoint:
+def _resume(consumer: Consumer, found: TopicPartition, topic_id: str, deadline: float) -> ResumePoint:
     remaining = deadline - monotonic()
     if remaining <= 0:
         raise KafkaException(KafkaError(KafkaError._TIMED_OUT, "the positions were not found in time"))
-    first, end = source.get_watermark_offsets(found, timeout=min(_CALL_TIMEOUT_S, remaining))
+    first, end = consumer.get_watermark_offsets(found, timeout=min(_CALL_TIMEOUT_S, remaining))
     if found.offset < 0:
         return ResumePoint(None, first, topic_id)
     try:

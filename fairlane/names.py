@@ -8,6 +8,7 @@ import os
 import re
 
 TENANT_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
+MODEL_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _TOPIC_PREFIX = re.compile(r"[a-z0-9.-]{0,40}")
 _FIRST_PARTS = (
@@ -94,6 +95,11 @@ _PRIORITY = topic_name("priority.")
 def is_name(value: str) -> bool:
     """Whether ``value`` is a valid name of a tenant, service or pool."""
     return TENANT_PATTERN.fullmatch(value) is not None
+
+
+def is_model_name(value: str) -> bool:
+    """Whether ``value`` is a valid model name."""
+    return MODEL_PATTERN.fullmatch(value) is not None
 
 
 def is_request_id(value: str) -> bool:

@@ -1,9 +1,13 @@
-"""Committed schemas: ``schemas/*.avsc``, their ids in ``ids.yaml``, superseded versions in ``schemas/history``."""
+"""Data files of the installation, and the committed schemas among them.
+
+``schemas/*.avsc``, their ids in ``ids.yaml``, superseded versions in ``schemas/history``.
+"""
 
 import hashlib
 import json
 from collections.abc import Mapping
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +15,19 @@ import yaml
 from fastavro import parse_schema
 
 from fairlane.codec import Codec
-from fairlane.data_files import data_path
+
+
+def data_path(name: str) -> Path:
+    """The path of a top-level data file or folder, e.g. ``schemas``: beside the package in a checkout, inside it in a
+    wheel.
+
+    Raises FileNotFoundError when the installation is incomplete.
+    """
+    package = Path(str(files("fairlane")))
+    for candidate in (package / "_data" / name, package.parent / name):
+        if candidate.exists():
+            return candidate
+    raise FileNotFoundError(f"{name}: neither in the package nor beside it; the installation is incomplete")
 
 
 def canonical_form(schema: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ _API = "opentelemetry.trace"
 
 def current_trace() -> TraceHeaders:
     """The headers of the span that this thread or task is in; none outside of one."""
-    # Where nobody imported the API nobody can be in a span, so it need not be installed, nor be looked for.
+    # Without an import of the API there is no span, so it need not be installed.
     if _API not in sys.modules:
         return ()
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator

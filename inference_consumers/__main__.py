@@ -8,10 +8,10 @@ from typing import Annotated
 import typer
 
 from fairlane import logs
-from fairlane.models import load_models
 from fairlane.settings import Settings
-from fairlane.yaml_config import ConfigError
+from fairlane_server.models import load_models
 from fairlane_server.processes.parent import die_with_parent
+from fairlane_server.yaml_config import ConfigError
 from inference_consumers.app import ConsumerApp, NoSuchPoolError, models_of
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.launcher import GpusError, Launcher, detect_gpus, gpus_to_use, plan_workers

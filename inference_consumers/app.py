@@ -12,7 +12,6 @@ from prometheus_client import REGISTRY
 from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane.kafka_config import chunk_producer, heartbeat_producer
-from fairlane.models import load_models
 from fairlane.names import consumer_transactional_ids, pool_group
 from fairlane.ownership import Ownership
 from fairlane.records import CapacityReport, ModelVersion
@@ -21,6 +20,7 @@ from fairlane.settings import Settings
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import TransactionLoop
+from fairlane_server.models import load_models
 from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
 from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher

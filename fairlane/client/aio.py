@@ -4,22 +4,21 @@ import asyncio
 import weakref
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar, Unpack
+from typing import Any, Self, TypeVar, Unpack
 
-from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
+from fairlane.client.base import BaseClient, BaseReplyStream, ReplyOptions, ServiceOptions, SubmitItem, noted
 from fairlane.client.conversation import AsyncConversation
-from fairlane.client.handle import AsyncHandle, Handle, waker
-from fairlane.client.mapping import each, replies_of_async
+from fairlane.client.group_member import GroupMember, UndecodableReply
+from fairlane.client.handle import AsyncHandle, from_any_thread, waker
+from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
 from fairlane.client.requests import RequestFields, build_request, streamed
-from fairlane.client.retry_policies import HandlerRetries, RetryPolicy
+from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.text_stream import AsyncTextStream
+from fairlane.errors import FairlaneError
 from fairlane.records import InferenceReply, InferenceRequest
-
-if TYPE_CHECKING:
-    from fairlane.client.group_member import GroupMember, UndecodableReply
-    from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
+from fairlane.settings import KafkaSettings
 
 T = TypeVar("T")
 
@@ -39,9 +38,7 @@ class AsyncClient(BaseClient):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
     async def start(self) -> None:
@@ -55,7 +52,13 @@ class AsyncClient(BaseClient):
 
     async def submit_request(self, request: InferenceRequest, *, retries: RetryPolicy | None = None) -> AsyncHandle:
         """Publish a request that was built elsewhere; otherwise like ``submit``."""
-        return AsyncHandle(await self._publish(request, retries))
+        core = self._core
+        await self.start()
+        encoded = core.encode(request)
+        size = len(encoded.value)
+        if not core.window.try_acquire(size) and not await self._wait_for_room(size):
+            raise core.no_room()
+        return core.publish(encoded, retries, AsyncHandle)
 
     def stream(
         self, *, timeout: float | None = None, retries: RetryPolicy | None = None, **fields: Unpack[RequestFields]
@@ -69,7 +72,7 @@ class AsyncClient(BaseClient):
             async for delta in client.stream(model="smollm2-135m-instruct", prompt="The capital of France is"):
                 print(delta, end="", flush=True)
         """
-        return self._stream(build_request(**fields), timeout, partial(self._publish, retries=retries))
+        return self._stream(build_request(**fields), timeout, partial(self.submit_request, retries=retries))
 
     def conversation(self, *, system: str | None = None, **fields: Unpack[RequestFields]) -> AsyncConversation:
         """A conversation, to go on with turn by turn; see :meth:`Client.conversation`.
@@ -79,7 +82,7 @@ class AsyncClient(BaseClient):
             talk = client.conversation(model="smollm2-135m-instruct", max_tokens=64)
             print((await talk.ask("What is the capital of France?")).output.text)
         """
-        return AsyncConversation(self._publish, self._stream, system, fields)
+        return AsyncConversation(self.submit_request, self._stream, system, fields)
 
     async def submit_many(self, items: Iterable[SubmitItem] | AsyncIterable[SubmitItem]) -> AsyncIterator[AsyncHandle]:
         """Publish requests as fast as the bounds allow, lazily; see :meth:`Client.submit_many`.
@@ -90,12 +93,9 @@ class AsyncClient(BaseClient):
                 handles.append(handle)
         """
         index = 0
-        async for item in each(items):
-            try:
+        async for item in _each(items):
+            with noted(f"item {index} of submit_many"):
                 handle = await self.submit_request(self._request_of(item))
-            except Exception as error:
-                error.add_note(f"item {index} of submit_many")
-                raise
             index += 1
             yield handle
 
@@ -118,14 +118,50 @@ class AsyncClient(BaseClient):
         A loop that is left with ``break`` leaves its generator open; :func:`contextlib.aclosing` closes it there and
         then, which cancels the rest.
         """
-        if ahead < 1:
-            raise ValueError(f"ahead: {ahead} is below 1")
-        ahead = min(ahead, self._core.limits.max_in_flight)
+        return self._map(_each(items), ordered, self._bounded(ahead), timeout, retries)
 
-        async def submit(item: SubmitItem) -> AsyncHandle:
-            return await self.submit_request(self._request_of(item), retries=retries)
-
-        return replies_of_async(submit, each(items), ordered=ordered, ahead=ahead, timeout_s=timeout)
+    async def _map(
+        self,
+        items: AsyncIterator[SubmitItem],
+        ordered: bool,
+        ahead: int,
+        timeout_s: float | None,
+        retries: RetryPolicy | None,
+    ) -> AsyncGenerator[tuple[SubmitItem, InferenceReply], None]:
+        open_rows: dict[int, tuple[SubmitItem, AsyncHandle]] = {}
+        answered: asyncio.Queue[int] = asyncio.Queue()
+        index = -1
+        more = True
+        try:
+            while True:
+                while more and len(open_rows) < ahead:
+                    try:
+                        item = await anext(items)
+                    except StopAsyncIteration:
+                        more = False
+                        break
+                    index += 1
+                    with noted(f"item {index}"):
+                        handle = await self.submit_request(self._request_of(item), retries=retries)
+                    open_rows[index] = item, handle
+                    if not ordered:
+                        handle.replied.when_done(from_any_thread(partial(answered.put_nowait, index)))
+                if not open_rows:
+                    return
+                try:
+                    async with asyncio.timeout(timeout_s):
+                        first = next(iter(open_rows)) if ordered else await answered.get()
+                except TimeoutError:
+                    raise self._none_in_time(len(open_rows), timeout_s) from None
+                item, handle = open_rows[first]
+                with noted(f"item {first}"):
+                    reply = await handle.reply(timeout_s)
+                del open_rows[first]
+                yield item, reply
+        finally:
+            for _, handle in open_rows.values():
+                with suppress(FairlaneError):
+                    handle.cancel()
 
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "AsyncReplyStream":
         """Read a reply topic as a member of a group; see :meth:`Client.replies`.
@@ -136,29 +172,20 @@ class AsyncClient(BaseClient):
                 async for reply in replies:
                     await book(reply.request_id, reply.usage)
         """
-        return AsyncReplyStream(self._member(group_id, **options))
+        return AsyncReplyStream(self._member(group_id, options))
 
     def serve_replies(
-        self,
-        group_id: str,
-        handler: "AsyncReplyHandler",
-        *,
-        retries: HandlerRetries | None = None,
-        on_dead_letter: "AsyncOnDeadLetter | None" = None,
-        **options: Unpack[ReplyOptions],
-    ) -> "AsyncReplyService":
+        self, group_id: str, handler: AsyncReplyHandler, **options: Unpack[ServiceOptions[AsyncOnDeadLetter]]
+    ) -> AsyncReplyService:
         """A loop that gives each reply of a topic to a coroutine function; see :meth:`Client.serve_replies`.
 
         .. code-block:: python
 
             await client.serve_replies("billing", book, service="billing").run()
         """
-        from fairlane.client.reply_service import AsyncReplyService
-
-        retries = retries or HandlerRetries()
-        member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)
-        stream = AsyncReplyStream(member)
-        return AsyncReplyService(member, stream, handler, retries, letters, on_dead_letter, self._start_timeout_s)
+        member, retries, letters = self._served(group_id, options)
+        stream, callback = AsyncReplyStream(member), options.get("on_dead_letter")
+        return AsyncReplyService(member, stream, handler, retries, letters, callback, self._start_timeout_s)
 
     async def flush(self, timeout: float | None = None) -> int:
         """Wait until every request is acknowledged or refused; see :meth:`Client.flush`."""
@@ -174,18 +201,9 @@ class AsyncClient(BaseClient):
         self,
         request: InferenceRequest,
         timeout: float | None,
-        publish: Callable[[InferenceRequest], Awaitable[Handle]],
+        submit: Callable[[InferenceRequest], Awaitable[AsyncHandle]],
     ) -> AsyncTextStream:
-        return AsyncTextStream(self._core, streamed(request, self.reply_topic), timeout, publish)
-
-    async def _publish(self, request: InferenceRequest, retries: RetryPolicy | None = None) -> Handle:
-        core = self._core
-        await self.start()
-        prepared = core.prepare(request)
-        size = len(prepared.value)
-        if not core.window.try_acquire(size) and not await self._wait_for_room(size):
-            raise core.no_room()
-        return core.publish(prepared, retries)
+        return AsyncTextStream(self._core, streamed(request, self.reply_topic), timeout, submit)
 
     async def _wait_for_room(self, size_bytes: int) -> bool:
         window = self._core.window
@@ -201,33 +219,18 @@ class AsyncClient(BaseClient):
         return window.claim(ticket)
 
 
-class AsyncReplyStream:
+class AsyncReplyStream(BaseReplyStream):
     """The replies of a topic, one by one; see :class:`ReplyStream`. For one task at a time.
 
-    A ``anext`` that is cancelled loses nothing: what it would have returned, the next one returns.
+    A cancelled ``anext`` loses nothing: the next one returns its reply.
     """
 
-    def __init__(self, member: "GroupMember") -> None:
-        self._member = member
+    def __init__(self, member: GroupMember) -> None:
+        super().__init__(member)
         # A thread of its own: the default pool is small, and each stream would hold one of its threads for ever.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="fairlane-reply-stream")
         self._fetch: Future[Any] | None = None
         self._finalizer = weakref.finalize(self, _abandon, member, self._thread)
-
-    @property
-    def topic(self) -> str:
-        """The topic it reads."""
-        return self._member.topic
-
-    @property
-    def undecodable(self) -> int:
-        """Records that were not valid replies."""
-        return self._member.undecodable
-
-    @property
-    def trace(self) -> dict[str, str]:
-        """The trace context of the latest reply; see :attr:`ReplyStream.trace`."""
-        return self._member.trace
 
     def __aiter__(self) -> Self:
         return self
@@ -239,7 +242,7 @@ class AsyncReplyStream:
             raise StopAsyncIteration
         return reply
 
-    async def next_record(self) -> "InferenceReply | UndecodableReply | None":
+    async def next_record(self) -> InferenceReply | UndecodableReply | None:
         """For :class:`AsyncReplyService`: the next record, whether it is a reply or not; None at the end."""
         return await self._fetched(self._member.next_record)
 
@@ -274,13 +277,38 @@ class AsyncReplyStream:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_error: object) -> None:
         await self.close()
 
 
-def _abandon(member: "GroupMember", thread: ThreadPoolExecutor) -> None:
+def _abandon(member: GroupMember, thread: ThreadPoolExecutor) -> None:
     member.stop()
     thread.submit(member.close)
     thread.shutdown(wait=False)
+
+
+async def _each(items: Iterable[T] | AsyncIterable[T]) -> AsyncIterator[T]:
+    if isinstance(items, AsyncIterable):
+        async for item in items:
+            yield item
+    else:
+        for item in items:
+            yield item
+
+
+def async_replies(
+    group_id: str,
+    handler: AsyncReplyHandler,
+    *,
+    tenant: str,
+    bootstrap_servers: str | None = None,
+    settings: KafkaSettings | None = None,
+    **options: Unpack[ServiceOptions[AsyncOnDeadLetter]],
+) -> AsyncReplyService:
+    """:func:`replies` for asyncio: the handler and ``on_dead_letter`` are coroutine functions, ``run`` is awaited.
+
+    .. code-block:: python
+
+        await fairlane.async_replies("billing", book, tenant="acme", service="billing").run()
+    """
+    return AsyncClient(tenant, bootstrap_servers, settings=settings).serve_replies(group_id, handler, **options)

@@ -1,28 +1,25 @@
 """Base of the sync and asyncio clients: arguments, and opening a stream of replies."""
 
 import weakref
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, TypedDict, Unpack
-
-from confluent_kafka import KafkaException
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Generic, TypedDict, TypeVar
 
 from fairlane import names
+from fairlane.client.connector import KafkaConnector
 from fairlane.client.core import ClientCore, ClientLimits, ClientStats
-from fairlane.client.ports import Connector, KafkaConnector
+from fairlane.client.group_member import GroupMember, OnUndecodable
+from fairlane.client.reply_service import ReplyLetters
 from fairlane.client.requests import RequestFields, build_request
 from fairlane.client.retry_policies import NO_RETRIES, HandlerRetries, RetryPolicy
 from fairlane.clock import now_ms
-from fairlane.cluster import reason_of
 from fairlane.codec import Codec
-from fairlane.errors import Unavailable
+from fairlane.committed import TopicIds
+from fairlane.errors import Timeout, Unavailable
 from fairlane.names import dead_letter_replies_topic, is_name, is_replies_of, replies_topic
 from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import InferenceRequest
 from fairlane.settings import KafkaSettings
-
-if TYPE_CHECKING:
-    from fairlane.client.group_member import GroupMember, OnUndecodable
-    from fairlane.client.reply_service import ReplyLetters
 
 LEAST_PROCESSING_MS = 10_000
 _MAX_PROCESSING_MS = 300_000
@@ -40,7 +37,7 @@ class ReplyOptions(TypedDict, total=False):
         from_beginning: where a group that never read here starts: with the oldest reply kept (default), or with those
             that come from now on.
         on_error: called with each record that is no reply, which is then skipped; if it raises, the iteration ends with
-            that error and the record is met again. Default: it is logged and skipped. For ``replies`` alone: to a
+            that error and the record is read again. Default: it is logged and skipped. For ``replies`` alone: to a
             service, such a record is a dead letter.
         idle_timeout_ms: end the iteration when nothing came for this long; default: never.
         max_processing_ms: how long a reply may take to be handled, with all waits between tries, before its partition
@@ -52,10 +49,28 @@ class ReplyOptions(TypedDict, total=False):
     topic: str | None
     service: str | None
     from_beginning: bool
-    on_error: "OnUndecodable | None"
+    on_error: OnUndecodable | None
     idle_timeout_ms: int | None
     max_processing_ms: int
     dead_letters: bool
+
+
+OnDeadLetterT = TypeVar("OnDeadLetterT")
+
+
+class ServiceOptions(ReplyOptions, Generic[OnDeadLetterT], total=False):
+    """Options of ``serve_replies`` besides the group and the handler: those of ``replies``, but for ``on_error`` and
+    ``dead_letters``, and these.
+
+    Fields:
+        retries: how often the handler is called and after which waits; default: :class:`HandlerRetries`.
+        on_dead_letter: takes each reply that the handler failed on at every try, and each record that is no reply,
+            as a :class:`DeadLetter`; if it raises, ``run`` ends with that and the record comes again. Default: they
+            are written to ``dead-letter.replies.<tenant>``.
+    """
+
+    retries: HandlerRetries | None
+    on_dead_letter: OnDeadLetterT | None
 
 
 class BaseClient:
@@ -95,7 +110,7 @@ class BaseClient:
         start_timeout_ms: int = 10_000,
         close_timeout_ms: int = 10_000,
         retries: RetryPolicy = NO_RETRIES,
-        connector: Connector | None = None,
+        connector: KafkaConnector | None = None,
     ) -> None:
         limits = ClientLimits(
             max_in_flight=max_in_flight,
@@ -118,9 +133,8 @@ class BaseClient:
         self._settings = settings or KafkaSettings()
         if bootstrap_servers is not None:
             self._settings = self._settings.model_copy(update={"kafka_bootstrap_servers": bootstrap_servers})
-        self._core = ClientCore(
-            tenant, service, connector or KafkaConnector(self._settings), self._make_codec, limits, retries, now_ms
-        )
+        self._connector = connector or KafkaConnector(self._settings)
+        self._core = ClientCore(tenant, service, self._connector, self._make_codec, limits, retries, now_ms)
         self._members: weakref.WeakSet[GroupMember] = weakref.WeakSet()
 
     @property
@@ -153,11 +167,17 @@ class BaseClient:
             return build_request(**item)
         raise TypeError(f"not a request, nor a mapping of its fields: {type(item).__name__}")
 
-    def _member(self, group_id: str, **options: Unpack[ReplyOptions]) -> "GroupMember":
-        from fairlane.client.group_member import GroupMember
-        from fairlane.committed import TopicIds
+    def _bounded(self, ahead: int) -> int:
+        if ahead < 1:
+            raise ValueError(f"ahead: {ahead} is below 1")
+        return min(ahead, self._core.limits.max_in_flight)
 
-        self._core.raise_if_ended()
+    @staticmethod
+    def _none_in_time(count: int, timeout_s: float | None) -> Timeout:
+        return Timeout(f"none of {count} requests: no reply within {timeout_s:g} s")
+
+    def _member(self, group_id: str, options: ReplyOptions) -> GroupMember:
+        self._core.handles.raise_if_ended()
         topic, service = options.get("topic"), options.get("service")
         dead_letters = options.get("dead_letters", False)
         if sum((topic is not None, service is not None, dead_letters)) > 1:
@@ -174,12 +194,7 @@ class BaseClient:
         if max_processing_ms < LEAST_PROCESSING_MS:
             raise ValueError(f"max_processing_ms: {max_processing_ms} is below {LEAST_PROCESSING_MS}")
         idle_timeout_ms = options.get("idle_timeout_ms")
-        try:
-            consumer = KafkaConnector(self._settings).member(
-                names.group_id(group_id), max_processing_ms, LEAST_PROCESSING_MS
-            )
-        except KafkaException as error:
-            raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
+        consumer = self._connector.member(names.group_id(group_id), max_processing_ms, LEAST_PROCESSING_MS)
         member = GroupMember(
             consumer,
             topic,
@@ -195,28 +210,56 @@ class BaseClient:
         return member
 
     def _served(
-        self, group_id: str, retries: HandlerRetries, *, with_letters: bool, **options: Unpack[ReplyOptions]
-    ) -> "tuple[GroupMember, ReplyLetters | None]":
-        """The member that a service reads with, and the writer of its dead letters if they go to the topic."""
-        from fairlane.client.reply_service import ReplyLetters
-
+        self, group_id: str, options: ServiceOptions[OnDeadLetterT]
+    ) -> tuple[GroupMember, HandlerRetries, ReplyLetters | None]:
+        """The member that a service reads with, its retries, and the writer of its dead letters without a callback."""
         if options.get("dead_letters", False):
             raise ValueError("dead_letters: a service would read again what it puts there; use replies")
         if options.get("on_error") is not None:
             raise ValueError("on_error: to a service, what is no reply is a dead letter; use on_dead_letter")
+        retries = options.get("retries") or HandlerRetries()
         max_processing_ms = options.get("max_processing_ms", _MAX_PROCESSING_MS)
         if retries.longest_total_ms >= max_processing_ms:
             raise ValueError(
                 f"retries: waits of {retries.longest_total_ms} ms in all, and max_processing_ms is {max_processing_ms}"
             )
-        if not with_letters:
-            return self._member(group_id, **options), None
-        try:
-            producer = KafkaConnector(self._settings).letter_producer()
-        except KafkaException as error:
-            raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
-        return self._member(group_id, **options), ReplyLetters(producer, self.tenant, names.group_id(group_id))
+        letters = None
+        if options.get("on_dead_letter") is None:
+            letters = ReplyLetters(self._connector.letter_producer(), self.tenant, names.group_id(group_id))
+        return self._member(group_id, options), retries, letters
 
     @property
     def _start_timeout_s(self) -> float:
         return self._core.limits.start_timeout_ms / 1_000
+
+
+@contextmanager
+def noted(note: str) -> Iterator[None]:
+    """Add a note to an exception, which names the item that it is about."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(note)
+        raise
+
+
+class BaseReplyStream:
+    """Base of both streams of replies."""
+
+    def __init__(self, member: GroupMember) -> None:
+        self._member = member
+
+    @property
+    def topic(self) -> str:
+        """The topic it reads."""
+        return self._member.topic
+
+    @property
+    def undecodable(self) -> int:
+        """Records that were not valid replies."""
+        return self._member.undecodable
+
+    @property
+    def trace(self) -> dict[str, str]:
+        """Trace context of the latest reply's request, by header. Empty without one."""
+        return self._member.trace

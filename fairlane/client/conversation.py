@@ -3,21 +3,21 @@
 from collections.abc import Awaitable, Callable
 from typing import cast
 
-from fairlane.client.handle import AsyncHandle, Handle
+from fairlane.client.handle import AsyncHandle, Handle, HandleT
 from fairlane.client.requests import RequestFields, build_request, new_request_id
 from fairlane.client.text_stream import AsyncTextStream, TextStream
 from fairlane.errors import FairlaneError
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest, Message
 
-_BROUGHT_ALONG = ("messages", "prompt", "request_id", "stream")
+_PER_TURN = ("messages", "prompt", "request_id", "stream")
 
 
 class _Turns:
     """Shared part of both conversations, without waiting."""
 
     def __init__(self, system: str | None, fields: RequestFields) -> None:
-        for name in _BROUGHT_ALONG:
+        for name in _PER_TURN:
             if fields.get(name) is not None:
                 raise ValueError(f"{name}: is another one for each turn; give it the text alone")
         self._fields = fields
@@ -45,17 +45,17 @@ class _Turns:
         }
         return build_request(**cast("RequestFields", fields))
 
-    def _followed(self, handle: Handle) -> Handle:
+    def _followed(self, handle: HandleT) -> HandleT:
         """The same; once it is answered the next turn comes after it."""
 
         def answered() -> None:
             try:
                 reply = handle.replied.get()
-                # Without a turn there is nothing to come after: a very long one is left out.
-                if reply.outcome == Outcome.OK and reply.turn is not None:
-                    self._after = handle.request_id
             except FairlaneError:
                 return
+            # A very long turn has no record of it in the reply: none can come after it.
+            if reply.outcome == Outcome.OK and reply.turn is not None:
+                self._after = handle.request_id
 
         handle.replied.when_done(answered)
         return handle
@@ -84,11 +84,14 @@ class Conversation(_Turns):
 
     def submit(self, text: str) -> Handle:
         """Send a message; the answer arrives at the handle. A turn sent before that answer does not include it."""
-        return self._followed(self._submit(self._next(text)))
+        return self._follow(self._next(text))
 
     def stream(self, text: str, timeout: float | None = None) -> TextStream:
         """Say this and iterate the answer as it is made; see :meth:`Client.stream`."""
-        return self._open(self._next(text), timeout, lambda request: self._followed(self._submit(request)))
+        return self._open(self._next(text), timeout, self._follow)
+
+    def _follow(self, request: InferenceRequest) -> Handle:
+        return self._followed(self._submit(request))
 
 
 class AsyncConversation(_Turns):
@@ -96,15 +99,15 @@ class AsyncConversation(_Turns):
 
     def __init__(
         self,
-        publish: Callable[[InferenceRequest], Awaitable[Handle]],
+        submit: Callable[[InferenceRequest], Awaitable[AsyncHandle]],
         stream: Callable[
-            [InferenceRequest, float | None, Callable[[InferenceRequest], Awaitable[Handle]]], AsyncTextStream
+            [InferenceRequest, float | None, Callable[[InferenceRequest], Awaitable[AsyncHandle]]], AsyncTextStream
         ],
         system: str | None,
         fields: RequestFields,
     ) -> None:
         super().__init__(system, fields)
-        self._publish = publish
+        self._submit = submit
         self._open = stream
 
     async def ask(self, text: str, timeout: float | None = None) -> InferenceReply:
@@ -113,11 +116,11 @@ class AsyncConversation(_Turns):
 
     async def submit(self, text: str) -> AsyncHandle:
         """Say this; see :meth:`Conversation.submit`."""
-        return AsyncHandle(await self._follow(self._next(text)))
+        return await self._follow(self._next(text))
 
     def stream(self, text: str, timeout: float | None = None) -> AsyncTextStream:
         """Say this and iterate the answer as it is made; nothing is sent before the stream is entered or iterated."""
         return self._open(self._next(text), timeout, self._follow)
 
-    async def _follow(self, request: InferenceRequest) -> Handle:
-        return self._followed(await self._publish(request))
+    async def _follow(self, request: InferenceRequest) -> AsyncHandle:
+        return self._followed(await self._submit(request))

@@ -9,39 +9,29 @@ from queue import SimpleQueue
 from time import monotonic
 from uuid import uuid4
 
-from confluent_kafka import KafkaException
+from confluent_kafka import Consumer, KafkaException
 
 from fairlane import cloud_events
-from fairlane.client.handle import Handle
-from fairlane.client.open_handles import OpenHandles, Retrier
-from fairlane.client.ports import Connector, KafkaHeaders, ReaderPort, log
-from fairlane.client.publisher import Prepared, Publisher
+from fairlane.client.connector import KafkaConnector, KafkaHeaders, log
+from fairlane.client.handle import BaseHandle, HandleT
+from fairlane.client.publisher import EncodedRequest, OpenHandles, RequestPublisher
 from fairlane.client.reader import TopicReader
 from fairlane.client.requests import check_request
 from fairlane.client.retry_policies import RetryPolicy
-from fairlane.client.streaming import ChunkHub
+from fairlane.client.text_stream import ChunkHub
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, FairlaneError, Unavailable
-from fairlane.names import chunks_topic, group_id, replies_topic, requests_topic
+from fairlane.names import chunks_topic, group_id, replies_topic
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.trace_context import current_trace
 
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """The bounds of one client.
-
-    Attributes:
-        max_in_flight: most requests submitted and not answered.
-        max_buffered_bytes: most bytes handed to the producer and not acknowledged.
-        max_request_bytes: largest encoded request.
-        submit_timeout_ms: how long a submit waits for room.
-        start_timeout_ms: how long the first submit waits for a broker.
-        close_timeout_ms: how long closing waits for requests to be acknowledged.
-    """
+    """The bounds of one client; see :class:`fairlane.client.base.BaseClient`."""
 
     max_in_flight: int
     max_buffered_bytes: int
@@ -62,7 +52,7 @@ class ClientStats:
         retried: publications beyond the first of a request.
         answered: handles that got a reply.
         in_flight: requests submitted and not answered at this moment.
-        ignored_replies: replies on the topic that nobody here waits for.
+        ignored_replies: replies on the topic to requests that are not open here.
         undecodable_replies: records on the topic that are no reply.
     """
 
@@ -92,7 +82,7 @@ class ClientCore:
         self,
         tenant: str,
         service: str | None,
-        connector: Connector,
+        connector: KafkaConnector,
         codec: Callable[[], Codec],
         limits: ClientLimits,
         retries: RetryPolicy,
@@ -103,22 +93,20 @@ class ClientCore:
         self.retries = retries
         self.reply_topic = replies_topic(tenant, service)
         self.window = Window(limits.max_in_flight, limits.max_buffered_bytes)
-        self.chunks = ChunkHub(chunks_topic(tenant), self._chunk_consumer, self.cancel, clock)
-        # Requests whose reply nobody will take. Finalizers fill it, which must take no lock.
-        self.unwanted: SimpleQueue[Handle] = SimpleQueue()
+        self.chunks = ChunkHub(chunks_topic(tenant), self._chunk_consumer, clock)
+        # Requests whose reply is not wanted any more. Finalizers fill it, which must take no lock.
+        self.unwanted: SimpleQueue[BaseHandle] = SimpleQueue()
         self._default_reply_to = None if service is None else self.reply_topic
-        self._topic = requests_topic(tenant)
         self._connector = connector
         self._make_codec = codec
         self._codec: Codec | None = None
         self._clock = clock
         self._starting = threading.Lock()
-        # Whoever is told of the end of a request may close the client.
+        # Reentrant: a callback at the end of a request may close the client.
         self._cancelling = threading.RLock()
         self._stopping = threading.Event()
-        self._retrier = Retrier(monotonic_ms, random.random)
-        self.handles = OpenHandles(self.reply_topic, self.window, self._retrier)
-        self._publisher: Publisher | None = None
+        self.handles = OpenHandles(self.reply_topic, self.window, monotonic_ms, random.random)
+        self._publisher: RequestPublisher | None = None
         self._reader: TopicReader[InferenceReply] | None = None
         self._threads: list[threading.Thread] = []
 
@@ -133,16 +121,12 @@ class ClientCore:
             submitted=0 if publisher is None else publisher.submitted,
             published=0 if publisher is None else publisher.published,
             publish_failed=0 if publisher is None else publisher.publish_failed,
-            retried=self._retrier.retried,
+            retried=self.handles.retried,
             answered=self.handles.answered,
             in_flight=self.window.in_flight,
             ignored_replies=0 if reader is None else reader.ignored,
             undecodable_replies=0 if reader is None else reader.undecodable,
         )
-
-    def raise_if_ended(self) -> None:
-        """Raises ClientClosed or Unavailable when the client takes no more work."""
-        self.handles.raise_if_ended()
 
     def start(self) -> None:
         """Find where the reply topic ends, then start reading and publishing. May be called again.
@@ -153,11 +137,11 @@ class ClientCore:
         """
         if not self.started:
             with self._starting:
-                self.raise_if_ended()
+                self.handles.raise_if_ended()
                 if self._publisher is None:
                     self._connect()
 
-    def prepare(self, request: InferenceRequest) -> Prepared:
+    def encode(self, request: InferenceRequest) -> EncodedRequest:
         """Check and encode a request; sends nothing. Only after ``start``.
 
         Raises:
@@ -178,7 +162,7 @@ class ClientCore:
             )
         trace = current_trace()
         headers: KafkaHeaders = [*cloud_events.of_request(self.tenant, request.request_id), *trace]
-        return Prepared(request, request.reply_to or self.reply_topic, value, headers, trace)
+        return EncodedRequest(request, request.reply_to or self.reply_topic, value, headers, trace)
 
     def no_room(self) -> Backpressure:
         """The error for a submit that found no room in time."""
@@ -188,15 +172,10 @@ class ClientCore:
             f"no room within {self.limits.submit_timeout_ms} ms"
         )
 
-    def publish(self, prepared: Prepared, retries: RetryPolicy | None = None) -> Handle:
-        """Hand a request to the producer; ``retries`` instead of the client's own. See ``Publisher.publish``."""
+    def publish(self, encoded: EncodedRequest, retries: RetryPolicy | None, handle_type: type[HandleT]) -> HandleT:
+        """Hand a request to the producer; ``retries`` instead of the client's own. Only after ``start``."""
         assert self._publisher is not None  # noqa: S101 - a mistake in this package, not of a caller
-        return self._publisher.publish(prepared, self.retries if retries is None else retries)
-
-    def cancel(self, handle: Handle) -> None:
-        """See ``Handle.cancel``."""
-        assert self._publisher is not None  # noqa: S101 - a mistake in this package, not of a caller
-        self._publisher.cancel(handle)
+        return self._publisher.publish(encoded, self.retries if retries is None else retries, handle_type)
 
     def start_chunks(self) -> None:
         """Read chunks, too; a chunk that is written after this returns is seen. The first call may take seconds.
@@ -225,7 +204,7 @@ class ClientCore:
             publisher, reader, threads = self._publisher, self._reader, self._threads
             self._threads = []
         if publisher is not None and threads:
-            self._give_up_retries(publisher)
+            publisher.close_retries()
             if publisher.flush(max(0.0, deadline - monotonic())):
                 publisher.purge(_PURGE_TIMEOUT_S)
             self._stopping.set()
@@ -238,10 +217,7 @@ class ClientCore:
 
     def _connect(self) -> None:
         codec = self._make_codec()
-        try:
-            consumer = self._connector.reader(self._group_id())
-        except KafkaException as error:
-            raise Unavailable(f"the settings of the connection are wrong: {reason_of(error)}") from error
+        consumer = self._connector.reader(self._group_id())
         handles = self.handles
         reader = TopicReader(
             consumer, self.reply_topic, InferenceReply, codec, handles.__contains__, handles.settle, self._clock
@@ -258,16 +234,14 @@ class ClientCore:
         except BaseException:
             reader.close()
             raise
-        publisher = Publisher(
-            producer, codec, self.tenant, self._topic, handles, self.window, self._retrier, self._clock
-        )
+        publisher = RequestPublisher(producer, codec, self.tenant, handles, self.window, self._clock)
         self._codec, self._reader, self._publisher = codec, reader, publisher
         self._threads = [
             self._thread("replies", partial(reader.run, self._stopping)),
             self._thread("publisher", partial(self._publish, publisher)),
         ]
 
-    def _chunk_consumer(self) -> ReaderPort:
+    def _chunk_consumer(self) -> Consumer:
         return self._connector.chunk_reader(self._group_id())
 
     def _group_id(self) -> str:
@@ -289,7 +263,7 @@ class ClientCore:
             self.handles.end(unavailable)
             self.handles.fail_all(unavailable)
 
-    def _publish(self, publisher: Publisher) -> None:
+    def _publish(self, publisher: RequestPublisher) -> None:
         while not self._stopping.is_set():
             publisher.work(_POLL_S)
             with self._cancelling:
@@ -297,23 +271,16 @@ class ClientCore:
             self._cancel_unwanted()
 
     def _cancel_unwanted(self) -> bool:
-        """False: the producer has no room for the rest, which stays to be cancelled."""
-        # Nobody may take one and cancel it only when `close` has ended the handles.
+        """Cancel the handles in ``unwanted``; False when the producer has no room for the rest, which stays there."""
+        # Under the lock: none may be taken here and cancelled only after `close` has ended the handles.
         with self._cancelling:
             while not self.unwanted.empty():
                 handle = self.unwanted.get_nowait()
                 try:
-                    self.cancel(handle)
+                    handle.cancel()
                 except Backpressure:
                     self.unwanted.put(handle)
                     return False
                 except FairlaneError as error:
                     log.warning("cancel_not_published request_id=%s reason=%s", handle.request_id, error)
         return True
-
-    def _give_up_retries(self, publisher: Publisher) -> None:
-        """End requests that wait for a retry with the result of their last attempt."""
-        for handle in self._retrier.close():
-            ending = self._retrier.give_up(handle)
-            if ending is not None:
-                publisher.end(handle, ending)

@@ -1,4 +1,4 @@
-"""Reads a reply topic as a member of a consumer group: at least once; commits when a reply is handled."""
+"""Reader of a reply topic in a consumer group: at least once; commits when a reply is handled."""
 
 import threading
 from collections import deque
@@ -11,8 +11,8 @@ from typing import TypeVar
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.client.ports import log
-from fairlane.client.positions import PERMANENT_ERRORS, ask, end_of, existing_partitions
+from fairlane.client.connector import log
+from fairlane.client.reader import PERMANENT_ERRORS, ask, end_of, existing_partitions
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.committed import TopicIdLookup, resume_points
@@ -27,7 +27,7 @@ from fairlane.trace_context import TraceHeaders, trace_headers
 ResultT = TypeVar("ResultT")
 
 
-class Sequence:
+class SerialCalls:
     """Runs each call on a daemon thread once the one before it is over. For one caller at a time."""
 
     def __init__(self) -> None:
@@ -66,7 +66,7 @@ _LOCK_TIMEOUT_S = 15.0
 
 
 @dataclass(frozen=True, slots=True)
-class ReadRecord:
+class ReplyRecord:
     """A record of a reply topic as it was read. Key and value are not shown when this is printed."""
 
     topic: str
@@ -79,35 +79,17 @@ class ReadRecord:
 
 
 @dataclass(frozen=True, slots=True)
-class UndecodableReply:
-    """A record on a reply topic that is no reply, or a batch of them that cannot be read: then the record is its first,
-    without key, value and time.
+class UndecodableReply(ReplyRecord):
+    """A record on a reply topic that is no reply; or the first record, without key, value and time, of a batch that
+    cannot be read.
 
     Attributes:
-        record: the record as it came.
         problem: what is wrong with it; of a batch `bad_checksum`, `bad_compression` or `unknown_format`.
-        why: of a batch, which offsets it has and what the client library said; otherwise empty.
+        why: of a batch, its offsets and the client library's message; otherwise empty.
     """
 
-    record: ReadRecord
-    problem: DecodeProblem | str
+    problem: DecodeProblem | str = ""
     why: str = ""
-
-    @property
-    def topic(self) -> str:
-        return self.record.topic
-
-    @property
-    def partition(self) -> int:
-        return self.record.partition
-
-    @property
-    def offset(self) -> int:
-        return self.record.offset
-
-    @property
-    def value(self) -> bytes | None:
-        return self.record.value
 
 
 OnUndecodable = Callable[[UndecodableReply], None]
@@ -145,26 +127,22 @@ class GroupMember:
         self._assigned: tuple[int, ...] = ()
         """By the group, and not read yet."""
         self._owned: set[int] = set()
-        self._current: ReadRecord | None = None
-        self._current_end = 0
+        self.latest: ReplyRecord | None = None
+        """The record of what was returned last and is not done; None without one."""
+        self._latest_end = 0
         """The offset to go on from when it is done."""
         self._passed: deque[SkippedRange] = deque()
-        """What could not be read, and was told to nobody yet."""
+        """What could not be read and is not returned yet."""
         # The next offset to read per partition, for all replies done; and what of that was sent to the broker.
         self._done: dict[int, int] = {}
         self._sent: dict[int, int] = {}
         self._next_commit = 0.0
-        self._blocking = Sequence()
-
-    @property
-    def latest(self) -> ReadRecord | None:
-        """The record of what was returned last and is not done; None without one."""
-        return self._current
+        self._blocking = SerialCalls()
 
     @property
     def trace(self) -> dict[str, str]:
         """Its trace context, by header."""
-        return {} if self._current is None else {name: value.decode() for name, value in self._current.trace}
+        return {} if self.latest is None else {name: value.decode() for name, value in self.latest.trace}
 
     def next(self) -> InferenceReply | None:
         """The next reply; the one before it is done. None when closed or idle for too long.
@@ -172,8 +150,7 @@ class GroupMember:
         Records between them that are no reply are reported, and are done with that.
 
         Raises:
-            Unavailable: the topic is not there, may not be read, the group is not reachable, or the schema registry
-                does not tell what a record is.
+            Unavailable: the topic does not exist, may not be read, the group or the schema registry is not reachable.
         """
         with self._lock:
             while isinstance(found := self.next_record(), UndecodableReply):
@@ -183,7 +160,7 @@ class GroupMember:
     def next_record(self) -> InferenceReply | UndecodableReply | None:
         """Like ``next``, but for what is no reply, which is returned as well and reported nowhere."""
         with self._lock:
-            self._finish_current()
+            self._finish_latest()
             idle_since = monotonic()
             while not self._stopping.is_set():
                 self._subscribe()
@@ -202,13 +179,13 @@ class GroupMember:
             return None
 
     def passed_over(self, passed: SkippedRange) -> None:
-        """The consumer goes on behind these; called within its ``poll``."""
+        """The consumer continues behind these offsets; called within its ``poll``."""
         self._passed.append(passed)
 
     def ack(self) -> None:
         """The latest reply is done; commit that. Raises Unavailable when the broker did not take it."""
         with self._lock:
-            self._finish_current()
+            self._finish_latest()
             if not self._closed:
                 try:
                     self._commit()
@@ -266,7 +243,7 @@ class GroupMember:
         return None
 
     def _content_of(self, message: Message) -> InferenceReply | UndecodableReply:
-        record = ReadRecord(
+        fields = (
             self.topic,
             message.partition() or 0,
             message.offset() or 0,
@@ -275,24 +252,27 @@ class GroupMember:
             message.value(),
             trace_headers(message_headers(message, _READER)),
         )
+        record = ReplyRecord(*fields)
         content: InferenceReply | UndecodableReply
         try:
             content = self._codec.decode_as(InferenceReply, record.value)
         except DecodeError as error:
             self.undecodable += 1
             metrics.UNREADABLE_RECORDS.labels(reader=_READER, problem=error.problem).inc()
-            content = UndecodableReply(record, error.problem)
+            record = content = UndecodableReply(*fields, error.problem)
         except RegistryError as error:
             self._stopping.set()  # going on would count this record as done
             raise Unavailable(str(error)) from error
-        self._current, self._current_end = record, record.offset + 1
+        self.latest, self._latest_end = record, record.offset + 1
         return content
 
     def _unreadable(self, passed: SkippedRange) -> UndecodableReply:
         self.undecodable += 1
-        record = ReadRecord(self.topic, passed.partition, passed.first, 0, None, None)
-        self._current, self._current_end = record, passed.end
-        return UndecodableReply(record, passed.problem, str(passed))
+        bad = UndecodableReply(
+            self.topic, passed.partition, passed.first, 0, None, None, problem=passed.problem, why=str(passed)
+        )
+        self.latest, self._latest_end = bad, passed.end
+        return bad
 
     def _report(self, bad: UndecodableReply) -> None:
         if self._on_undecodable is None:
@@ -309,14 +289,14 @@ class GroupMember:
         except BaseException:
             # Neither going on nor an ack may count this record as done.
             self._stopping.set()
-            self._current = None
+            self.latest = None
             raise
 
-    def _finish_current(self) -> None:
-        if self._current is not None:
-            if self._current.partition in self._owned:
-                self._done[self._current.partition] = self._current_end
-            self._current = None
+    def _finish_latest(self) -> None:
+        if self.latest is not None:
+            if self.latest.partition in self._owned:
+                self._done[self.latest.partition] = self._latest_end
+            self.latest = None
 
     def _commit_now_and_then(self) -> None:
         if self._done != self._sent and monotonic() >= self._next_commit:
@@ -338,14 +318,15 @@ class GroupMember:
         """Commit all that is done, and wait for it. Raises KafkaException, or TimeoutError without an answer."""
         if self._done:
             done, offsets = dict(self._done), self._offsets()
-            for committed in self._blocking.call(lambda: self._commit_and_wait(offsets), _COMMIT_TIMEOUT_S):
+
+            def commit() -> list[TopicPartition]:
+                # Waits for as long as no broker answers.
+                return self._consumer.commit(offsets=offsets, asynchronous=False)
+
+            for committed in self._blocking.call(commit, _COMMIT_TIMEOUT_S):
                 if committed.error is not None:
                     raise KafkaException(committed.error)
             self._sent = done
-
-    def _commit_and_wait(self, offsets: list[TopicPartition]) -> list[TopicPartition]:
-        # Waits for as long as no broker answers.
-        return self._consumer.commit(offsets=offsets, asynchronous=False)
 
     def _commit_or_log(self) -> None:
         try:

@@ -1,4 +1,4 @@
-"""Handles of submitted requests, for threads and for asyncio, and the future that resolves them."""
+"""Handles of submitted requests, for threads and for asyncio, and the promise that settles them."""
 
 import asyncio
 import threading
@@ -11,15 +11,15 @@ from fairlane.records import InferenceReply, SourceCoordinate
 from fairlane.trace_context import TraceHeaders
 
 if TYPE_CHECKING:
-    from fairlane.client.open_handles import Attempts
+    from fairlane.client.publisher import Attempts
 
 ValueT = TypeVar("ValueT")
 
 
-class Future(Generic[ValueT]):
-    """Kept once with a value, or broken with an error. Thread-safe.
+class Promise(Generic[ValueT]):
+    """A value or an error that is set once. Thread-safe.
 
-    Unlike ``concurrent.futures.Future`` it makes its event only when somebody waits, and shares a lock with others.
+    Unlike ``concurrent.futures.Future`` it makes its event only for a wait, and shares a lock with others.
     """
 
     __slots__ = ("_callbacks", "_done", "_error", "_lock", "_value")
@@ -91,21 +91,10 @@ class Future(Generic[ValueT]):
         return True
 
 
-class Handle:
-    """One submitted request. Safe to use from any thread, and after the client was closed.
+class BaseHandle:
+    """State and settlement of one submitted request; base of both handles.
 
-    >>> handle = client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
-    >>> handle.result(timeout=30).output.text
-    ' Paris.'
-
-    Attributes:
-        request_id: of the request.
-        topic: the topic it was published to.
-        reply_to: the topic its reply goes to.
-        submitted_at_ms: when it was handed to the producer, by this machine's clock, milliseconds since the epoch.
-        published_at_ms: when the broker's acknowledgement came; None until then.
-        received_at_ms: when the reply was read from its topic; None until then.
-        cancel_sent_at_ms: when a cancellation was handed to the producer; None without one, and again if it failed.
+    What is not documented in :class:`Handle` is for the client alone.
     """
 
     __slots__ = (
@@ -132,7 +121,7 @@ class Handle:
         reply_to: str,
         submitted_at_ms: int,
         lock: threading.Lock,
-        cancel: "Callable[[Handle], None]",
+        cancel: "Callable[[BaseHandle], None]",
     ) -> None:
         self.request_id = request_id
         self.topic = topic
@@ -146,53 +135,18 @@ class Handle:
         self.trace: TraceHeaders = ()
         self.held_bytes = 0
         self.queued_bytes = 0
-        self.acknowledged: Future[SourceCoordinate | None] = Future(lock)
-        self.replied: Future[InferenceReply] = Future(lock)
+        self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)
+        self.replied: Promise[InferenceReply] = Promise(lock)
 
     def done(self) -> bool:
         """Whether ``reply`` would return or raise at once."""
         return self.replied.done
 
-    def result(self, timeout: float | None = None) -> InferenceReply:
-        """The reply, if its outcome is ``ok``; waits up to ``timeout`` seconds, None for as long as it takes.
-
-        Raises:
-            Rejected, Expired, Cancelled, Failed: the final reply says so.
-            Timeout: no reply yet.
-            PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
-        """
-        return successful(self.reply(timeout))
-
-    def reply(self, timeout: float | None = None) -> InferenceReply:
-        """The final reply whatever its outcome; waits up to ``timeout`` seconds, None for as long as it takes.
-
-        Raises:
-            Timeout: no reply yet.
-            PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
-        """
-        if not self.replied.wait(timeout):
-            raise no_reply_yet(self, timeout)
-        return self.replied.get()
-
-    def published(self, timeout: float | None = None) -> SourceCoordinate | None:
-        """Wait until the request is in the log: from then on it gets exactly one final reply.
-
-        Returns where it stands there; None when the acknowledgement was lost and only the reply proves it.
-
-        Raises:
-            Timeout: not acknowledged within ``timeout`` seconds.
-            PublishFailed: it was refused, or no answer came.
-            Unavailable, ClientClosed: the client ended first; it may be in the log all the same.
-        """
-        if not self.acknowledged.wait(timeout):
-            raise not_published_yet(self, timeout)
-        return self.acknowledged.get()
-
     def cancel(self) -> None:
         """Say that the answer is not wanted any more; returns at once, and may be called again.
 
         It is a wish: the request still gets exactly one final reply. That is ``cancelled``, and then ``result`` raises
-        Cancelled, or what it would have been without, if it was too late. Nothing is sent when the reply is here.
+        Cancelled, or the reply it would have got otherwise, if it was too late. Nothing is sent when the reply is here.
 
         >>> handle.cancel()
         >>> handle.reply(timeout=10).outcome
@@ -212,32 +166,118 @@ class Handle:
 
     @property
     def over(self) -> bool:
-        """For the client alone: nothing more can come to this handle."""
+        """Nothing more can come to this handle."""
         return self.received_at_ms is not None or (self.acknowledged.done and self.replied.done)
 
     def keep_published(self, where: SourceCoordinate | None, now_ms: int | None) -> None:
-        """For the client alone: the request is in the log. The first time counts, if it is published again."""
+        """The request is in the log. The first time counts, if it is published again."""
         if not self.acknowledged.done:
             self.published_at_ms = now_ms
         self.acknowledged.keep(where)
 
     def keep_reply(self, reply: InferenceReply, received_at_ms: int) -> None:
-        """For the client alone: the final reply is here."""
         self.received_at_ms = received_at_ms
         self.replied.keep(reply)
 
-    def break_reply(self, error: FairlaneError) -> None:
-        """For the client alone: no reply will come to this handle."""
-        self.replied.break_with(error)
-
     def fail(self, error: FairlaneError) -> None:
-        """For the client alone: neither acknowledgement nor reply will come, where they have not yet."""
+        """Neither acknowledgement nor reply will come, where they have not yet."""
         self.acknowledged.break_with(error)
         self.replied.break_with(error)
 
     def __repr__(self) -> str:
         state = "done" if self.done() else "published" if self.acknowledged.done else "submitted"
-        return f"<Handle {self.request_id} {state}>"
+        return f"<{type(self).__name__} {self.request_id} {state}>"
+
+    def _replied(self, in_time: bool, timeout_s: float | None) -> InferenceReply:
+        if not in_time:
+            raise Timeout(f"request {self.request_id}: no reply within {timeout_s:g} s")
+        return self.replied.get()
+
+    def _acknowledged(self, in_time: bool, timeout_s: float | None) -> SourceCoordinate | None:
+        if not in_time:
+            raise Timeout(f"request {self.request_id}: not acknowledged by {self.topic} within {timeout_s:g} s")
+        return self.acknowledged.get()
+
+
+HandleT = TypeVar("HandleT", bound=BaseHandle)
+
+
+class Handle(BaseHandle):
+    """One submitted request. Safe to use from any thread, and after the client was closed.
+
+    >>> handle = client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
+    >>> handle.result(timeout=30).output.text
+    ' Paris.'
+
+    Attributes:
+        request_id: of the request.
+        topic: the topic it was published to.
+        reply_to: the topic its reply goes to.
+        submitted_at_ms: when it was handed to the producer, by this machine's clock, milliseconds since the epoch.
+        published_at_ms: when the broker's acknowledgement came; None until then.
+        received_at_ms: when the reply was read from its topic; None until then.
+        cancel_sent_at_ms: when a cancellation was handed to the producer; None without one, and again if it failed.
+    """
+
+    __slots__ = ()
+
+    def result(self, timeout: float | None = None) -> InferenceReply:
+        """The reply, if its outcome is ``ok``; waits up to ``timeout`` seconds, None for as long as it takes.
+
+        Raises:
+            Rejected, Expired, Cancelled, Failed: the final reply says so.
+            Timeout: no reply yet.
+            PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
+        """
+        return successful(self.reply(timeout))
+
+    def reply(self, timeout: float | None = None) -> InferenceReply:
+        """The final reply whatever its outcome; waits up to ``timeout`` seconds, None for as long as it takes.
+
+        Raises:
+            Timeout: no reply yet.
+            PublishFailed, AnsweredElsewhere, Unavailable, ClientClosed: none will come to this handle.
+        """
+        return self._replied(self.replied.wait(timeout), timeout)
+
+    def published(self, timeout: float | None = None) -> SourceCoordinate | None:
+        """Wait until the request is in the log: from then on it gets exactly one final reply.
+
+        Returns its position there; None when the acknowledgement was lost and only the reply proves it.
+
+        Raises:
+            Timeout: not acknowledged within ``timeout`` seconds.
+            PublishFailed: it was refused, or no answer came.
+            Unavailable, ClientClosed: the client ended first; it may be in the log all the same.
+        """
+        return self._acknowledged(self.acknowledged.wait(timeout), timeout)
+
+
+class AsyncHandle(BaseHandle):
+    """One submitted request; awaiting it is awaiting its result. See :class:`Handle` for the attributes.
+
+    .. code-block:: python
+
+        handle = await client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
+        print((await handle).output.text)  # Paris.
+    """
+
+    __slots__ = ()
+
+    async def result(self, timeout: float | None = None) -> InferenceReply:
+        """The reply, if its outcome is ``ok``; see :meth:`Handle.result`."""
+        return successful(await self.reply(timeout))
+
+    async def reply(self, timeout: float | None = None) -> InferenceReply:
+        """The final reply whatever its outcome; see :meth:`Handle.reply`."""
+        return self._replied(await _settled(self.replied, timeout), timeout)
+
+    async def published(self, timeout: float | None = None) -> SourceCoordinate | None:
+        """Wait until the request is in the log; see :meth:`Handle.published`."""
+        return self._acknowledged(await _settled(self.acknowledged, timeout), timeout)
+
+    def __await__(self) -> Generator[Any, None, InferenceReply]:
+        return self.result().__await__()
 
 
 def successful(reply: InferenceReply) -> InferenceReply:
@@ -247,108 +287,7 @@ def successful(reply: InferenceReply) -> InferenceReply:
     return reply
 
 
-def no_reply_yet(handle: Handle, timeout_s: float | None) -> Timeout:
-    """The error for a wait for the reply that was too short."""
-    return Timeout(f"request {handle.request_id}: no reply within {timeout_s:g} s")
-
-
-def no_text_yet(request_id: str, timeout_s: float | None) -> Timeout:
-    """The error for a wait for the next text that was too short."""
-    return Timeout(f"request {request_id}: no text within {timeout_s:g} s")
-
-
-def not_published_yet(handle: Handle, timeout_s: float | None) -> Timeout:
-    """The error for a wait for the acknowledgement that was too short."""
-    return Timeout(f"request {handle.request_id}: not acknowledged by {handle.topic} within {timeout_s:g} s")
-
-
-class AsyncHandle:
-    """One submitted request; awaiting it is awaiting its result. See :class:`Handle` for the attributes.
-
-    .. code-block:: python
-
-        handle = await client.submit(model="smollm2-135m-instruct", prompt="The capital of France is")
-        print((await handle).output.text)  # Paris.
-    """
-
-    __slots__ = ("_handle",)
-
-    def __init__(self, handle: Handle) -> None:
-        self._handle = handle
-
-    @property
-    def request_id(self) -> str:
-        """The id of the request."""
-        return self._handle.request_id
-
-    @property
-    def topic(self) -> str:
-        """The topic it was published to."""
-        return self._handle.topic
-
-    @property
-    def reply_to(self) -> str:
-        """The topic its reply goes to."""
-        return self._handle.reply_to
-
-    @property
-    def submitted_at_ms(self) -> int:
-        """When it was handed to the producer."""
-        return self._handle.submitted_at_ms
-
-    @property
-    def published_at_ms(self) -> int | None:
-        """When the acknowledgement came; None until then."""
-        return self._handle.published_at_ms
-
-    @property
-    def received_at_ms(self) -> int | None:
-        """When the reply was read; None until then."""
-        return self._handle.received_at_ms
-
-    @property
-    def cancel_sent_at_ms(self) -> int | None:
-        """When a cancellation was handed to the producer; None without one."""
-        return self._handle.cancel_sent_at_ms
-
-    def done(self) -> bool:
-        """Whether ``reply`` would return or raise at once."""
-        return self._handle.done()
-
-    async def result(self, timeout: float | None = None) -> InferenceReply:
-        """The reply, if its outcome is ``ok``; see :meth:`Handle.result`."""
-        return successful(await self.reply(timeout))
-
-    async def reply(self, timeout: float | None = None) -> InferenceReply:
-        """The final reply whatever its outcome; see :meth:`Handle.reply`."""
-        handle = self._handle
-        if not await settled(handle.replied, timeout):
-            raise no_reply_yet(handle, timeout)
-        return handle.replied.get()
-
-    def cancel(self) -> None:
-        """Say that the answer is not wanted any more; see :meth:`Handle.cancel`. There is nothing to await."""
-        self._handle.cancel()
-
-    async def published(self, timeout: float | None = None) -> SourceCoordinate | None:
-        """Wait until the request is in the log; see :meth:`Handle.published`."""
-        handle = self._handle
-        if not await settled(handle.acknowledged, timeout):
-            raise not_published_yet(handle, timeout)
-        return handle.acknowledged.get()
-
-    def when_done(self, callback: Callable[[], None]) -> None:
-        """For the client alone: call this, from any thread, once ``reply`` would return or raise at once."""
-        self._handle.replied.when_done(callback)
-
-    def __await__(self) -> Generator[Any, None, InferenceReply]:
-        return self.result().__await__()
-
-    def __repr__(self) -> str:
-        return f"<Async{repr(self._handle)[1:]}"
-
-
-async def settled(promise: Future[Any], timeout_s: float | None) -> bool:
+async def _settled(promise: Promise[Any], timeout_s: float | None) -> bool:
     """Whether the promise is settled, waiting for it up to ``timeout_s``."""
     if promise.done:
         return True
@@ -379,7 +318,7 @@ def from_any_thread(call: Callable[[], None]) -> Callable[[], None]:
     loop = asyncio.get_running_loop()
 
     def wake() -> None:
-        # A loop that is closed has nobody left who waits.
+        # A closed loop has no waiting tasks.
         with suppress(RuntimeError):
             loop.call_soon_threadsafe(call)
 

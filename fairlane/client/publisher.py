@@ -1,28 +1,31 @@
-"""Publishes requests, retries and cancels, and handles delivery reports."""
+"""Publication, retries, cancellation and settlement of a client's requests."""
 
+import heapq
 import threading
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import cloud_events
-from fairlane.client.handle import Handle
-from fairlane.client.open_handles import Attempts, OpenHandles, Retrier
-from fairlane.client.ports import KafkaHeaders, ProducerPort, log
+from fairlane.client.connector import KafkaHeaders, log
+from fairlane.client.handle import BaseHandle, HandleT
 from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.window import Window
 from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
-from fairlane.errors import Backpressure, FairlaneError, PublishFailed
+from fairlane.errors import AnsweredElsewhere, Backpressure, FairlaneError, PublishFailed
 from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS
+from fairlane.names import requests_topic
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, SourceCoordinate
 from fairlane.trace_context import TraceHeaders, current_trace
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class EncodedRequest:
     """A request that was checked and encoded, with the headers of its record, ``trace`` among them."""
 
     request: InferenceRequest
@@ -32,43 +35,255 @@ class Prepared:
     trace: TraceHeaders = ()
 
 
-class Publisher:
-    """The producer of one client. Thread-safe but for ``work``, which one thread calls.
+@dataclass(slots=True)
+class Attempts:
+    """State of a request that may be published again.
 
-    Args:
-        topic: where the tenant's requests go.
-        handles: the requests under way.
-        window: what bounds them.
+    Attributes:
+        ending: until its next try begins, what its handle gets if there is none; None while it is under way.
+        due_ms: when that try is, by the clock of :class:`OpenHandles`.
+        lost: whether the latest publication was not acknowledged, and will not be.
     """
 
+    policy: RetryPolicy
+    request: InferenceRequest
+    headers: KafkaHeaders
+    began_ms: int
+    tries: int = 1
+    ending: InferenceReply | PublishFailed | None = None
+    due_ms: int = 0
+    lost: bool = False
+
+    def request_at(self, now_ms: int) -> InferenceRequest | None:
+        """The request with what is left of its time: its deadline counts from the broker's receipt, and stays where it
+        was. None when nothing is left."""
+        timeout_ms = self.request.timeout_ms
+        if timeout_ms is None:
+            return self.request
+        left_ms = timeout_ms - (now_ms - self.began_ms)
+        return replace(self.request, timeout_ms=left_ms) if left_ms > 0 else None
+
+
+class OpenHandles:
+    """Handles without a result, by request id, and when which of them is published again. Thread-safe.
+
+    Removing a handle gives back its room: one place in flight, and the bytes that it holds until it is over.
+
+    Args:
+        reply_topic: the one whose replies come here.
+        window: the room is taken from it; its ``max_in_flight`` bounds this table.
+        clock: never goes back.
+        chance: a random number in [0, 1).
+    """
+
+    def __init__(self, reply_topic: str, window: Window, clock: ClockMs, chance: Callable[[], float]) -> None:
+        self._reply_topic = reply_topic
+        self._window = window
+        self._clock = clock
+        self._chance = chance
+        self._lock = threading.Lock()
+        self._open: dict[str, list[BaseHandle]] = {}
+        self._ended: FairlaneError | None = None
+        self._order = count()
+        self._due: list[tuple[int, int, BaseHandle]] = []
+        self._retries_closed = False
+        self.answered = 0
+        self.retried = 0
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._open
+
+    def __len__(self) -> int:
+        """Number of ids."""
+        return len(self._open)
+
+    @property
+    def now_ms(self) -> int:
+        """By the clock of the retries."""
+        return self._clock()
+
+    def raise_if_ended(self) -> None:
+        """Raises what ``end`` was given."""
+        if self._ended is not None:
+            raise self._ended
+
+    def end(self, error: FairlaneError) -> None:
+        """Take none in any more; the first error is the one that is raised for it."""
+        with self._lock:
+            self._ended = self._ended or error
+        self._window.close(error)
+
+    def enter(self, handle: BaseHandle) -> None:
+        """Take it in. Raises what ``end`` was given."""
+        with self._lock:
+            self.raise_if_ended()
+            self._open.setdefault(handle.request_id, []).append(handle)
+        if handle.reply_to != self._reply_topic:
+            # It stays in the table until it is published, so that it fails with the client if the client fails.
+            handle.replied.break_with(AnsweredElsewhere(handle.request_id, handle.reply_to))
+
+    def leave(self, handle: BaseHandle) -> bool:
+        """Remove it and release its room; False if it was already removed."""
+        with self._lock:
+            same_id = self._open.get(handle.request_id, [])
+            if handle not in same_id:
+                return False
+            same_id.remove(handle)
+            if not same_id:
+                del self._open[handle.request_id]
+        self._give_back([handle])
+        return True
+
+    def finish(self, handle: BaseHandle, ending: InferenceReply | PublishFailed, now_ms: int) -> bool:
+        """Remove it and set its result; False if it was already removed."""
+        if not self.leave(handle):
+            return False
+        if isinstance(ending, InferenceReply):
+            with self._lock:
+                self.answered += 1
+            handle.keep_reply(ending, now_ms)
+        else:
+            handle.fail(ending)
+        return True
+
+    def published(self, handle: BaseHandle) -> None:
+        """It is in the log: one that is answered elsewhere is over."""
+        if handle.reply_to != self._reply_topic:
+            self.leave(handle)
+
+    def settle(self, reply: InferenceReply, received_at_ms: int) -> None:
+        """A reply came: give it to the handles of its id but those that are published again after it."""
+        with self._lock:
+            settled: list[BaseHandle] = []
+            kept: list[BaseHandle] = []
+            for handle in self._open.pop(reply.request_id, ()):
+                (kept if self._waits_after(handle, reply) else settled).append(handle)
+            if kept:
+                self._open[reply.request_id] = kept
+            for handle in settled:
+                if handle.attempts is not None:
+                    handle.attempts.ending = None
+            self.answered += len(settled)
+        # The room first, so that it is free when the callbacks of the reply run.
+        self._give_back(settled)
+        for handle in settled:
+            if handle.attempts is not None and handle.attempts.lost:
+                handle.keep_published(None, None)  # and yet it is in the log
+            handle.keep_reply(reply, received_at_ms)
+
+    def fail_all(self, error: FairlaneError) -> None:
+        """Fail all open handles with this error."""
+        with self._lock:
+            handles = [handle for same_id in self._open.values() for handle in same_id]
+            self._open.clear()
+        self._give_back(handles)
+        for handle in handles:
+            handle.fail(error)
+
+    def keeps_lost(self, handle: BaseHandle, failure: PublishFailed) -> bool:
+        """Whether this failure is not the end of the request: it is published again."""
+        with self._lock:
+            keeps = self._waits_after(handle, failure)
+            if handle.attempts is not None:
+                handle.attempts.lost = keeps
+            return keeps
+
+    def take_due(self) -> list[BaseHandle]:
+        """Those whose next try is due, for ``begin_try``; each is returned once."""
+        if not self._due:
+            return []
+        taken, over = [], []
+        with self._lock:
+            now_ms = self._clock()
+            while self._due and self._due[0][0] <= now_ms:
+                due_ms, _, handle = heapq.heappop(self._due)
+                attempts = handle.attempts
+                # A handle that was answered or given up meanwhile stays in the heap until its time.
+                if attempts is None or attempts.ending is None or attempts.due_ms != due_ms:
+                    continue
+                if handle.over:
+                    attempts.ending = None
+                    over.append(handle)
+                else:
+                    taken.append(handle)
+        for handle in over:
+            handle.keep_published(None, None)  # its reply came when it was taken for lost: it is in the log
+        return taken
+
+    def begin_try(self, handle: BaseHandle) -> bool:
+        """Count one more try; False when the handle does not wait for one any more."""
+        attempts = handle.attempts
+        with self._lock:
+            if attempts is None or attempts.ending is None:
+                return False
+            attempts.ending = None
+            attempts.tries += 1
+            attempts.lost = False
+            self.retried += 1
+            return True
+
+    def give_up(self, handle: BaseHandle) -> InferenceReply | PublishFailed | None:
+        """Allow no more tries. Returns the result if the handle waited for one, else None."""
+        attempts = handle.attempts
+        if attempts is None:
+            return None
+        with self._lock:
+            ending, attempts.ending = attempts.ending, None
+            return ending
+
+    def close_retries(self) -> list[BaseHandle]:
+        """Allow no more tries of any handle. Returns those that waited for one."""
+        with self._lock:
+            self._retries_closed = True
+            waiting = [handle for _, _, handle in self._due]
+            self._due = []
+        return waiting
+
+    def _waits_after(self, handle: BaseHandle, ending: InferenceReply | PublishFailed) -> bool:
+        """With the lock held: whether the handle is published again, or waits for that already."""
+        attempts = handle.attempts
+        if attempts is None:
+            return False
+        elapsed_ms, chance = self._clock() - attempts.began_ms, self._chance()
+        tries, timeout_ms = attempts.tries, attempts.request.timeout_ms
+        if isinstance(ending, InferenceReply):
+            wait_ms = attempts.policy.wait_after_refusal_ms(ending, tries, elapsed_ms, timeout_ms, chance)
+        else:
+            wait_ms = attempts.policy.wait_after_lost_ms(tries, elapsed_ms, timeout_ms, chance)
+        if wait_ms is None or self._retries_closed or handle.over or handle.cancel_sent_at_ms is not None:
+            return False
+        if attempts.ending is None:
+            attempts.ending = ending
+            attempts.due_ms = self._clock() + wait_ms
+            heapq.heappush(self._due, (attempts.due_ms, next(self._order), handle))
+        return True
+
+    def _give_back(self, handles: list[BaseHandle]) -> None:
+        self._window.release(requests=len(handles), buffered_bytes=sum(handle.held_bytes for handle in handles))
+
+
+class RequestPublisher:
+    """The producer of one client. Thread-safe but for ``work``, which one thread calls."""
+
     def __init__(
-        self,
-        producer: ProducerPort,
-        codec: Codec,
-        tenant: str,
-        topic: str,
-        handles: OpenHandles,
-        window: Window,
-        retrier: Retrier,
-        clock: ClockMs,
+        self, producer: Producer, codec: Codec, tenant: str, handles: OpenHandles, window: Window, clock: ClockMs
     ) -> None:
         self._producer = producer
         self._codec = codec
-        self._topic = topic
+        self._tenant = tenant
+        self._topic = requests_topic(tenant)
         self._handles = handles
         self._window = window
-        self._retrier = retrier
         self._clock = clock
-        self._canceller = Canceller(producer, codec, clock, tenant)
         self._lock = threading.Lock()
-        # A request that is published again never stands behind its own cancellation.
+        # A request that is published again never follows its own cancellation.
         self._trying = threading.Lock()
         self._promise_lock = threading.Lock()
         self.submitted = 0
         self.published = 0
         self.publish_failed = 0
 
-    def publish(self, prepared: Prepared, policy: RetryPolicy) -> Handle:
+    def publish(self, encoded: EncodedRequest, policy: RetryPolicy, handle_type: type[HandleT]) -> HandleT:
         """Hand a request to the producer. The caller holds room for it in the window, which passes on to the handle.
 
         Raises:
@@ -76,14 +291,14 @@ class Publisher:
             Backpressure: the producer's own queue is full.
             ClientClosed, Unavailable: the client ended.
         """
-        request, size = prepared.request, len(prepared.value)
-        handle = Handle(
-            request.request_id, self._topic, prepared.reply_to, self._clock(), self._promise_lock, self.cancel
+        request, size = encoded.request, len(encoded.value)
+        handle = handle_type(
+            request.request_id, self._topic, encoded.reply_to, self._clock(), self._promise_lock, self.cancel
         )
-        handle.trace = prepared.trace
+        handle.trace = encoded.trace
         if policy.tries > 1:
-            # What may be sent again is kept until the reply is here, and so is its room.
-            handle.attempts = Attempts(policy, request, prepared.headers, self._retrier.now_ms)
+            # A request that may be sent again is kept until the reply is here, and so is its room.
+            handle.attempts = Attempts(policy, request, encoded.headers, self._handles.now_ms)
             handle.held_bytes = size
         handle.queued_bytes = size - handle.held_bytes
         try:
@@ -92,7 +307,7 @@ class Publisher:
             self._window.release(requests=1, buffered_bytes=size)
             raise
         try:
-            self._produce(handle, prepared.value, prepared.headers)
+            self._produce(handle, encoded.value, encoded.headers)
         except BaseException as error:  # also KeyboardInterrupt: the room must not be lost with the caller
             handle.attempts = None
             self._release_queued(handle)
@@ -108,52 +323,58 @@ class Publisher:
             self.submitted += 1
         return handle
 
-    def cancel(self, handle: Handle) -> None:
+    def cancel(self, handle: BaseHandle) -> None:
         """See ``Handle.cancel``."""
-        if not handle.cancellable:
-            return
-        self._handles.raise_if_ended()
         attempts = handle.attempts
         with self._trying:
+            if not handle.cancellable:
+                return
+            self._handles.raise_if_ended()
+            # A request that may be in the log is cancelled there, too; one that was refused is not.
             if attempts is None or not isinstance(attempts.ending, InferenceReply):
-                # What is perhaps in the log is to be cancelled there, too; what was refused is not.
-                self._canceller.cancel(handle)
-            # Only now: what cannot be cancelled waits on for its try, and ends by that.
-            ending = self._retrier.give_up(handle)
+                self._produce_cancellation(handle)
+            # Only now: a request that cannot be cancelled still waits for its try, and ends by that.
+            ending = self._handles.give_up(handle)
         if ending is not None:
             self.end(handle, ending)
 
     def work(self, timeout_s: float) -> None:
         """Serve delivery reports for up to ``timeout_s``, and publish again what is due."""
         self._producer.poll(timeout_s)
-        for handle in self._retrier.take_due():
+        for handle in self._handles.take_due():
             self._publish_again(handle)
 
     def flush(self, timeout_s: float) -> int:
-        """Wait until nothing is in the producer's queue; how much is after ``timeout_s``."""
+        """Wait until the producer's queue is empty; its length after ``timeout_s``."""
         return self._producer.flush(timeout_s)
 
     def purge(self, timeout_s: float) -> None:
-        """Give up what is in the producer's queue."""
+        """Drop the producer's queue."""
         self._producer.purge()
         self._producer.flush(timeout_s)
 
-    def end(self, handle: Handle, ending: InferenceReply | PublishFailed) -> None:
-        """Give a handle what it ends with instead of another try."""
+    def close_retries(self) -> None:
+        """End requests that wait for a retry with the result of their last attempt."""
+        for handle in self._handles.close_retries():
+            if (ending := self._handles.give_up(handle)) is not None:
+                self.end(handle, ending)
+
+    def end(self, handle: BaseHandle, ending: InferenceReply | PublishFailed) -> None:
+        """Give a handle its result instead of another try."""
         if not self._handles.finish(handle, ending, self._clock()):
             handle.keep_published(None, None)  # the reply was there first: it is in the log
         elif isinstance(ending, PublishFailed):
             with self._lock:
                 self.publish_failed += 1
 
-    def _publish_again(self, handle: Handle) -> None:
+    def _publish_again(self, handle: BaseHandle) -> None:
         attempts = handle.attempts
         assert attempts is not None  # noqa: S101 - a mistake in this package, not of a caller
-        request = attempts.request_at(self._retrier.now_ms)
+        request = attempts.request_at(self._handles.now_ms)
         value = None if request is None else self._codec.encode(request)
         reason, is_full = None, False
         with self._trying:
-            if not self._retrier.begin_try(handle):
+            if not self._handles.begin_try(handle):
                 return  # cancelled meanwhile
             try:
                 if value is None:
@@ -167,25 +388,20 @@ class Publisher:
         if reason is None:
             return
         failure = PublishFailed(handle.request_id, self._topic, reason)
-        if not (is_full and self._retrier.keeps_lost(handle, failure)):
+        if not (is_full and self._handles.keeps_lost(handle, failure)):
             self.end(handle, failure)
 
-    def _produce(self, handle: Handle, value: bytes, headers: KafkaHeaders) -> None:
-        self._producer.produce(
-            self._topic,
-            value,
-            handle.request_id.encode(),
-            headers=headers,
-            on_delivery=partial(self._on_delivery, handle),
-        )
+    def _produce(self, handle: BaseHandle, value: bytes, headers: KafkaHeaders) -> None:
+        report = partial(self._on_delivery, handle)
+        self._producer.produce(self._topic, value, handle.request_id.encode(), headers=headers, on_delivery=report)
 
-    def _release_queued(self, handle: Handle) -> None:
-        """Give back the room of what was in the producer's queue, once."""
+    def _release_queued(self, handle: BaseHandle) -> None:
+        """Give back the room in the producer's queue, once."""
         with self._lock:
             queued_bytes, handle.queued_bytes = handle.queued_bytes, 0
         self._window.release(buffered_bytes=queued_bytes)
 
-    def _on_delivery(self, handle: Handle, error: KafkaError | None, message: Message) -> None:
+    def _on_delivery(self, handle: BaseHandle, error: KafkaError | None, message: Message) -> None:
         # Runs inside the producer's poll or flush: an exception here would end the thread.
         self._release_queued(handle)
         if error is None:
@@ -197,34 +413,16 @@ class Publisher:
             return
         uncertain = error.code() in UNCERTAIN_DELIVERY_ERRORS
         failure = PublishFailed(handle.request_id, self._topic, error.str(), uncertain=uncertain)
-        if not (uncertain and self._retrier.keeps_lost(handle, failure)):
+        if not (uncertain and self._handles.keeps_lost(handle, failure)):
             self.end(handle, failure)
 
+    def _produce_cancellation(self, handle: BaseHandle) -> None:
+        """Hand the cancellation to the producer. After an error, trying again is allowed.
 
-class Canceller:
-    """Thread-safe. The handle remembers that a cancellation was sent, so that it is sent once."""
-
-    def __init__(self, producer: ProducerPort, codec: Codec, clock: ClockMs, tenant: str) -> None:
-        self._producer = producer
-        self._codec = codec
-        self._clock = clock
-        self._tenant = tenant
-        self._lock = threading.Lock()
-
-    def cancel(self, handle: Handle) -> None:
-        """Hand the cancellation to the producer, unless one is under way or the reply is here.
-
-        It has the key of its request and goes through the same producer, so it stands behind it in the same partition.
-        It carries the trace of whoever cancels; where that is nobody's, as of a stream that was dropped, the request's.
-
-        Raises:
-            PublishFailed: the producer refused it. Trying again is allowed.
-            Backpressure: the producer's own queue is full. Trying again is allowed.
+        It has the key of its request and the same producer, so it follows it in the same partition. It carries the
+        trace of the caller; without one, as for a stream that was dropped, that of the request.
         """
-        with self._lock:
-            if not handle.cancellable:
-                return
-            handle.cancel_sent_at_ms = self._clock()
+        handle.cancel_sent_at_ms = self._clock()
         request_id = handle.request_id
         try:
             self._producer.produce(
@@ -232,7 +430,7 @@ class Canceller:
                 self._codec.encode(CancelRequest(request_id)),
                 request_id.encode(),
                 headers=[*cloud_events.of_cancellation(self._tenant, request_id), *(current_trace() or handle.trace)],
-                on_delivery=partial(self._on_delivery, handle),
+                on_delivery=partial(self._on_cancellation_delivery, handle),
             )
         except BufferError:
             handle.cancel_sent_at_ms = None
@@ -241,7 +439,7 @@ class Canceller:
             handle.cancel_sent_at_ms = None
             raise PublishFailed(request_id, handle.topic, reason_of(error), what="cancellation of request") from error
 
-    def _on_delivery(self, handle: Handle, error: KafkaError | None, _message: Message) -> None:
+    def _on_cancellation_delivery(self, handle: BaseHandle, error: KafkaError | None, _message: Message) -> None:
         if error is not None:
             handle.cancel_sent_at_ms = None
             log.warning(

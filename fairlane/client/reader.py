@@ -1,43 +1,114 @@
-"""Reads a topic from its end on, on one thread: replies or chunks, for all handles of a client."""
+"""Positions of a topic's partitions, queried with deadlines, and a reader of a topic from its end on."""
 
 import threading
+import time
 from collections.abc import Callable
 from time import monotonic
 from typing import Generic, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from fairlane import metrics
-from fairlane.client.ports import ReaderPort, log
-from fairlane.client.positions import CALL_TIMEOUT_S, PERMANENT_ERRORS, end_of, existing_partitions, partitions_of
+from fairlane.client.connector import log
 from fairlane.clock import ClockMs
 from fairlane.codec import Codec, DecodeError
 from fairlane.errors import Unavailable
 
+AnswerT = TypeVar("AnswerT")
 RecordT = TypeVar("RecordT")
 
+CALL_TIMEOUT_S = 2.0
+_TOPIC_GRACE_S = 1.0
+_RETRY_S = 0.1
 _POLL_S = 0.1
 _BATCH_RECORDS = 500
 _REFRESH_S = 2.0
 _GONE_AFTER_S = 15.0
+
+PERMANENT_ERRORS = frozenset(
+    {
+        KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        KafkaError.GROUP_AUTHORIZATION_FAILED,
+        KafkaError._AUTHENTICATION,
+    }
+)
+"""Errors that a retry does not mend."""
+
+
+def partitions_of(client: Consumer | Producer, topic: str, timeout_s: float) -> set[int]:
+    """The partitions of a topic; none when it does not exist.
+
+    Raises:
+        Unavailable: it may not be read.
+        KafkaException: no answer within ``timeout_s``.
+    """
+    metadata = client.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    if metadata is None:
+        return set()
+    if metadata.error is not None and metadata.error.code() in PERMANENT_ERRORS:
+        raise Unavailable(f"{topic}: {metadata.error.str()}")
+    return set(metadata.partitions)
+
+
+def existing_partitions(client: Consumer | Producer, topic: str, deadline: float) -> list[int]:
+    """The partitions of a topic that must exist. Deadlines are of ``time.monotonic``.
+
+    Raises:
+        Unavailable: the topic does not exist or may not be read.
+        KafkaException: no answer before the deadline.
+    """
+    # The metadata of a topic that was just created may arrive later.
+    missing_until = min(deadline, monotonic() + _TOPIC_GRACE_S)
+    while not (partitions := ask(lambda timeout_s: partitions_of(client, topic, timeout_s), deadline)):
+        if monotonic() >= missing_until:
+            raise Unavailable(f"{topic} does not exist; `fairlane tenants apply` makes a tenant's topics")
+        time.sleep(_RETRY_S)
+    return sorted(partitions)
+
+
+def end_of(client: Consumer, topic: str, partition: int, deadline: float) -> int:
+    """The offset of the first record that a ``read_committed`` reader cannot have seen yet.
+
+    Raises:
+        KafkaException: no answer before the deadline.
+    """
+    wanted = TopicPartition(topic, partition)
+    _low, end = ask(lambda timeout_s: client.get_watermark_offsets(wanted, timeout=timeout_s), deadline)
+    return end
+
+
+def ask(call: Callable[[float], AnswerT], deadline: float) -> AnswerT:
+    """Call with a timeout, again until it answers. Raises the last KafkaException when the deadline has passed."""
+    while True:
+        try:
+            return call(max(0.1, min(CALL_TIMEOUT_S, deadline - monotonic())))
+        except KafkaException:
+            if monotonic() >= deadline:
+                raise
+            time.sleep(_RETRY_S)
 
 
 class TopicReader(Generic[RecordT]):
     """Passes every awaited record of a topic to ``deliver``.
 
     Args:
-        consumer: with nothing assigned; the reader owns it from now on.
+        consumer: with nothing assigned; owned by the reader from now on.
         topic: one whose keys are request ids.
-        record_type: what stands on it.
-        codec: decodes the records.
-        is_wanted: whether somebody waits for this request id; others are not even decoded.
+        is_wanted: whether records of this request id are decoded; others are only counted.
         deliver: takes a decoded record and when it was read, milliseconds since the epoch.
-        clock: the time.
     """
 
     def __init__(
         self,
-        consumer: ReaderPort,
+        consumer: Consumer,
         topic: str,
         record_type: type[RecordT],
         codec: Codec,

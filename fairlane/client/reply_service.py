@@ -7,26 +7,25 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from time import monotonic, sleep
-from typing import Protocol, Unpack
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import metrics
-from fairlane.client.aio import AsyncClient, AsyncReplyStream
-from fairlane.client.base import ReplyOptions
-from fairlane.client.group_member import GroupMember, ReadRecord, UndecodableReply
-from fairlane.client.ports import LETTER_TIMEOUT_MS, ProducerPort, log
-from fairlane.client.positions import MetadataSource, existing_partitions
+from fairlane.client.connector import LETTER_TIMEOUT_MS, log
+from fairlane.client.group_member import GroupMember, ReplyRecord, UndecodableReply
+from fairlane.client.reader import existing_partitions
 from fairlane.client.retry_policies import HandlerRetries
-from fairlane.client.sync import Client
 from fairlane.cluster import reason_of
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
 from fairlane.errors import Unavailable
 from fairlane.names import dead_letter_replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate
-from fairlane.settings import KafkaSettings
 from fairlane.trace_context import continued
+
+if TYPE_CHECKING:
+    from fairlane.client.aio import AsyncReplyStream
 
 # The producer gives up first, and says why.
 _WRITE_TIMEOUT_S = LETTER_TIMEOUT_MS / 1_000 + 2.0
@@ -51,17 +50,13 @@ class DeadLetter:
         error: what the handler raised last; of a record that is no reply, an error that says why it is none.
     """
 
-    record: ReadRecord
+    record: ReplyRecord
     reply: InferenceReply | None = field(repr=False)
     error: Exception = field(repr=False)
 
 
-class LetterProducer(ProducerPort, MetadataSource, Protocol):
-    """An idempotent producer that knows which topics there are."""
-
-
 class ReplyLetters:
-    """Writes dead letters, each in the log before the call returns. For one thread at a time.
+    """Writer of dead letters: each is in the log before the call returns. For one thread at a time.
 
     Args:
         producer: owned from now on.
@@ -69,7 +64,7 @@ class ReplyLetters:
         group: the consumer group that could not handle them.
     """
 
-    def __init__(self, producer: LetterProducer, tenant: str, group: str) -> None:
+    def __init__(self, producer: Producer, tenant: str, group: str) -> None:
         self.topic = dead_letter_replies_topic(tenant)
         self._producer = producer
         self._tenant = tenant
@@ -83,20 +78,12 @@ class ReplyLetters:
             raise Unavailable(f"no broker answers: {reason_of(error)}") from error
 
     def keep(self, letter: DeadLetter, tries: int) -> None:
-        """Write a letter; a reply in it was tried ``tries`` times. Raises Unavailable when the topic does not take it.
+        """Write a letter; a reply in it was tried ``tries`` times. Raises Unavailable when it is not acknowledged.
 
-        Of a handler's error only its class is told: its text may quote the reply."""
-        if isinstance(letter.error, UndecodableReplyError):
-            self._write(letter.record, letter.error, None)
-        else:
-            why = HandlerFailedError(f"{type(letter.error).__name__} at each of {tries} tries")
-            self._write(letter.record, why, None if letter.reply is None else letter.reply.model)
-
-    def close(self) -> None:
-        """Give up what was not acknowledged in time; it was not taken for kept."""
-        self._producer.purge()
-
-    def _write(self, record: ReadRecord, why: DeadLetterError, model: str | None) -> None:
+        Of a handler's error only the class is written: its text may quote the reply."""
+        record, why, model = letter.record, letter.error, None if letter.reply is None else letter.reply.model
+        if not isinstance(why, UndecodableReplyError):
+            why = HandlerFailedError(f"{type(why).__name__} at each of {tries} tries")
         outcome: list[KafkaError | None] = []
 
         def reported(failure: KafkaError | None, _message: Message) -> None:
@@ -108,13 +95,7 @@ class ReplyLetters:
         )
         key, value, headers = letter_content(record.key, record.value or b"", (*headers, *record.trace))
         try:
-            self._producer.produce(
-                self.topic,
-                value,
-                key or b"",
-                headers=list(headers),
-                on_delivery=reported,
-            )
+            self._producer.produce(self.topic, value, key or b"", headers=list(headers), on_delivery=reported)
         except (BufferError, KafkaException) as error:
             raise Unavailable(f"{self.topic}: {reason_of(error)}") from error
         deadline = monotonic() + _WRITE_TIMEOUT_S
@@ -125,6 +106,10 @@ class ReplyLetters:
         if outcome[0] is not None:
             raise Unavailable(f"{self.topic}: {outcome[0].str()}")
 
+    def close(self) -> None:
+        """Drop what was not acknowledged in time; no caller counts it as kept."""
+        self._producer.purge()
+
 
 ReplyHandler = Callable[[InferenceReply], object]
 """Takes a reply; when it returns, the reply is done. It may be given a reply more than once."""
@@ -132,7 +117,7 @@ ReplyHandler = Callable[[InferenceReply], object]
 AsyncReplyHandler = Callable[[InferenceReply], Awaitable[object]]
 
 OnDeadLetter = Callable[[DeadLetter], object]
-"""Takes what the handler failed on at every try, and what is no reply, instead of the topic of dead letters."""
+"""Takes replies that the handler failed on at every try, and records that are no reply, instead of the topic."""
 
 AsyncOnDeadLetter = Callable[[DeadLetter], Awaitable[object]]
 
@@ -160,7 +145,7 @@ class _Service:
 
     @property
     def dead_letter_topic(self) -> str | None:
-        """Where that goes which the service cannot take; None with a callback instead."""
+        """Topic of replies that the service cannot handle; None with a callback instead."""
         return None if self._letters is None else self._letters.topic
 
     def _begin(self) -> None:
@@ -199,7 +184,7 @@ class _Service:
             bad.offset,
             bad.problem,
         )
-        return DeadLetter(bad.record, None, UndecodableReplyError(bad.why or bad.problem))
+        return DeadLetter(bad, None, UndecodableReplyError(bad.why or bad.problem))
 
     def _keep(self, letter: DeadLetter) -> None:
         assert self._letters is not None  # noqa: S101 - a mistake in this package, not of a caller
@@ -308,7 +293,7 @@ class AsyncReplyService(_Service):
     def __init__(
         self,
         member: GroupMember,
-        stream: AsyncReplyStream,
+        stream: "AsyncReplyStream",
         handler: AsyncReplyHandler,
         retries: HandlerRetries,
         letters: ReplyLetters | None,
@@ -372,62 +357,3 @@ class AsyncReplyService(_Service):
         except TimeoutError:
             return False
         return True
-
-
-def replies(
-    group_id: str,
-    handler: "ReplyHandler",
-    *,
-    tenant: str,
-    bootstrap_servers: str | None = None,
-    settings: KafkaSettings | None = None,
-    retries: "HandlerRetries | None" = None,
-    on_dead_letter: "OnDeadLetter | None" = None,
-    **options: Unpack[ReplyOptions],
-) -> "ReplyService":
-    """A loop that gives each reply of a tenant's topic to a handler, at least once; ``run`` it.
-
-    .. code-block:: python
-
-        fairlane.replies("billing", book, tenant="acme", service="billing").run()
-
-    :meth:`Client.serve_replies` of a client made for it, which says what the arguments are; ``run`` closes all that it
-    opened. Without ``topic`` or ``service`` it reads ``replies.<tenant>``.
-
-    Args:
-        group_id: of the consumer group; TOPIC_PREFIX comes before it.
-        handler: takes a reply, at least once. A call that raises is made again.
-        tenant: whose replies.
-        bootstrap_servers: brokers to start from; default: ``KAFKA_BOOTSTRAP_SERVERS``.
-        settings: the connection, with its security; default: from the environment.
-        retries: how often and after which waits.
-        on_dead_letter: takes what the handler failed on at every try, and what is no reply, instead of the topic.
-        options: those of ``serve_replies``.
-
-    Raises:
-        ValueError: an argument is wrong; the message begins with its name.
-        Unavailable: the settings of the connection are wrong.
-    """
-    client = Client(tenant, bootstrap_servers, settings=settings)
-    return client.serve_replies(group_id, handler, retries=retries, on_dead_letter=on_dead_letter, **options)
-
-
-def async_replies(
-    group_id: str,
-    handler: "AsyncReplyHandler",
-    *,
-    tenant: str,
-    bootstrap_servers: str | None = None,
-    settings: KafkaSettings | None = None,
-    retries: "HandlerRetries | None" = None,
-    on_dead_letter: "AsyncOnDeadLetter | None" = None,
-    **options: Unpack[ReplyOptions],
-) -> "AsyncReplyService":
-    """:func:`replies` for asyncio: the handler and ``on_dead_letter`` are coroutine functions, ``run`` is awaited.
-
-    .. code-block:: python
-
-        await fairlane.async_replies("billing", book, tenant="acme", service="billing").run()
-    """
-    client = AsyncClient(tenant, bootstrap_servers, settings=settings)
-    return client.serve_replies(group_id, handler, retries=retries, on_dead_letter=on_dead_letter, **options)

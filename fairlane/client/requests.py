@@ -53,7 +53,7 @@ class RequestFields(TypedDict, total=False):
         logprobs: generate: log probabilities of the answer's tokens, with this many alternatives each, at most 20.
         priority: high, normal (default) or low.
         timeout_ms: the deadline, in milliseconds from the broker's receipt; none: the service's own.
-        reply_to: another of the tenant's reply topics; then the handle tells of the publishing alone.
+        reply_to: another of the tenant's reply topics; then the handle reports the publication only.
         retrieval: where to look for context first.
         group: one of the tenant's own groups, which share its weight.
         conversation_id: generate: names the conversation that this goes on with; the input is what is new alone.

@@ -13,9 +13,9 @@ _JITTER = 0.2
 class RetryPolicy:
     """Bounds on a client's automatic retries, under the same request id.
 
-    Tried again are requests that were refused with a retry time, never before that time, and those of which the broker
-    did not say whether they got into the log. The service runs one id once, so none of this runs anything twice. All
-    else is final: a request that is wrong, expired, cancelled or failed.
+    A request is published again after a refusal with a retry time, never before that time, and after a delivery whose
+    outcome is unknown. The service runs one id once, so no request runs twice. All other results are final: invalid,
+    expired, cancelled and failed requests.
 
     >>> with Client(tenant="acme", retries=RetryPolicy(tries=8, within_ms=120_000)) as patient:
     ...     once = patient.submit(model="smollm2-135m-instruct", prompt="2 + 2 = ?", retries=RetryPolicy(tries=1))
@@ -25,7 +25,7 @@ class RetryPolicy:
     Attributes:
         tries: how often a request is published at most, the first time included.
         within_ms: a request is not published again later than this after its submit, nor after its ``timeout_ms``.
-        longest_wait_ms: who is told to come back later than this is given the refusal instead.
+        longest_wait_ms: a refusal with a longer retry time is final.
 
     Raises:
         ValueError: a bound is below 1.
@@ -52,7 +52,7 @@ class RetryPolicy:
             return None
         if reply.retry_after_ms > self.longest_wait_ms:
             return None
-        # The backoff is the least: a service that says "at once" every time is not asked in a circle.
+        # At least the backoff: a retry time of zero must not make a busy loop.
         least_ms = max(reply.retry_after_ms, _least_ms(tries, chance))
         return self._allowed(round(least_ms * (1 + _JITTER * chance)), tries, elapsed_ms, timeout_ms)
 
@@ -66,7 +66,7 @@ class RetryPolicy:
 
 
 NO_RETRIES = RetryPolicy(tries=1)
-"""Every request is published once, and every refusal is the caller's. So it is by default."""
+"""Every request is published once, and every refusal is final. The default."""
 
 
 def _least_ms(tries: int, chance: float) -> int:

@@ -3,21 +3,19 @@
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from types import TracebackType
-from typing import TYPE_CHECKING, Self, Unpack
+from queue import Empty, SimpleQueue
+from typing import Self, Unpack
 
-from fairlane.client.base import BaseClient, ReplyOptions, SubmitItem
+from fairlane.client.base import BaseClient, BaseReplyStream, ReplyOptions, ServiceOptions, SubmitItem, noted
 from fairlane.client.conversation import Conversation
+from fairlane.client.group_member import GroupMember
 from fairlane.client.handle import Handle
-from fairlane.client.mapping import replies_of
+from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyService
 from fairlane.client.requests import RequestFields, build_request, streamed
-from fairlane.client.retry_policies import HandlerRetries, RetryPolicy
+from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.text_stream import TextStream
 from fairlane.records import InferenceReply, InferenceRequest
-
-if TYPE_CHECKING:
-    from fairlane.client.group_member import GroupMember
-    from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyService
+from fairlane.settings import KafkaSettings
 
 
 class Client(BaseClient):
@@ -34,9 +32,7 @@ class Client(BaseClient):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
 
     def start(self) -> None:
@@ -75,10 +71,10 @@ class Client(BaseClient):
         """
         core = self._core
         core.start()
-        prepared = core.prepare(request)
-        if not core.window.acquire(len(prepared.value), core.limits.submit_timeout_ms / 1_000):
+        encoded = core.encode(request)
+        if not core.window.acquire(len(encoded.value), core.limits.submit_timeout_ms / 1_000):
             raise core.no_room()
-        return core.publish(prepared, retries)
+        return core.publish(encoded, retries, Handle)
 
     def stream(
         self, *, timeout: float | None = None, retries: RetryPolicy | None = None, **fields: Unpack[RequestFields]
@@ -133,11 +129,8 @@ class Client(BaseClient):
             The same as ``submit``, with a note that says which item.
         """
         for index, item in enumerate(items):
-            try:
+            with noted(f"item {index} of submit_many"):
                 handle = self.submit_request(self._request_of(item))
-            except Exception as error:
-                error.add_note(f"item {index} of submit_many")
-                raise
             yield handle
 
     def map(
@@ -172,14 +165,43 @@ class Client(BaseClient):
             Timeout, PublishFailed, AnsweredElsewhere, Backpressure, Unavailable, ClientClosed: as ``submit`` and
                 ``Handle.reply`` do, with a note that says which item.
         """
-        if ahead < 1:
-            raise ValueError(f"ahead: {ahead} is below 1")
-        ahead = min(ahead, self._core.limits.max_in_flight)
+        return self._map(items, ordered, self._bounded(ahead), timeout, retries)
 
-        def submit(item: SubmitItem) -> Handle:
-            return self.submit_request(self._request_of(item), retries=retries)
-
-        return replies_of(submit, self._core.unwanted.put, items, ordered=ordered, ahead=ahead, timeout_s=timeout)
+    def _map(
+        self,
+        items: Iterable[SubmitItem],
+        ordered: bool,
+        ahead: int,
+        timeout_s: float | None,
+        retries: RetryPolicy | None,
+    ) -> Iterator[tuple[SubmitItem, InferenceReply]]:
+        source = enumerate(items)
+        open_rows: dict[int, tuple[SubmitItem, Handle]] = {}
+        answered: SimpleQueue[int] = SimpleQueue()
+        try:
+            while True:
+                while len(open_rows) < ahead and (row := next(source, None)) is not None:
+                    index, item = row
+                    with noted(f"item {index}"):
+                        handle = self.submit_request(self._request_of(item), retries=retries)
+                    open_rows[index] = item, handle
+                    if not ordered:
+                        handle.replied.when_done(partial(answered.put, index))
+                if not open_rows:
+                    return
+                try:
+                    index = next(iter(open_rows)) if ordered else answered.get(timeout=timeout_s)
+                except Empty:
+                    raise self._none_in_time(len(open_rows), timeout_s) from None
+                item, handle = open_rows[index]
+                with noted(f"item {index}"):
+                    reply = handle.reply(timeout_s)
+                del open_rows[index]
+                yield item, reply
+        finally:
+            # No lock may be taken here: the garbage collector may close a dropped generator while any lock is held.
+            for _, handle in open_rows.values():
+                self._core.unwanted.put(handle)
 
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "ReplyStream":
         """Read a reply topic as a member of a group: for services that answer elsewhere than where they asked.
@@ -197,17 +219,11 @@ class Client(BaseClient):
             ValueError: an option is wrong; the message begins with its name.
             ClientClosed: after ``close``.
         """
-        return ReplyStream(self._member(group_id, **options))
+        return ReplyStream(self._member(group_id, options))
 
     def serve_replies(
-        self,
-        group_id: str,
-        handler: "ReplyHandler",
-        *,
-        retries: HandlerRetries | None = None,
-        on_dead_letter: "OnDeadLetter | None" = None,
-        **options: Unpack[ReplyOptions],
-    ) -> "ReplyService":
+        self, group_id: str, handler: ReplyHandler, **options: Unpack[ServiceOptions[OnDeadLetter]]
+    ) -> ReplyService:
         """A loop that gives each reply of a topic to a handler, as a member of a group; ``run`` it.
 
         .. code-block:: python
@@ -218,21 +234,14 @@ class Client(BaseClient):
         Args:
             group_id: of the consumer group; TOPIC_PREFIX comes before it.
             handler: takes a reply, at least once. A call that raises is made again.
-            retries: how often and after which waits; default: :class:`HandlerRetries`.
-            on_dead_letter: takes each reply that the handler failed on at every try, and each record that is no reply,
-                as a :class:`DeadLetter`; if it raises, ``run`` ends with that and the record comes again. Default:
-                they are written to ``dead-letter.replies.<tenant>``.
-            options: those of ``replies``, but for ``on_error`` and ``dead_letters``.
+            options: :class:`ServiceOptions`.
 
         Raises:
             ValueError: an option is wrong; the message begins with its name.
             ClientClosed: after ``close``.
         """
-        from fairlane.client.reply_service import ReplyService
-
-        retries = retries or HandlerRetries()
-        member, letters = self._served(group_id, retries, with_letters=on_dead_letter is None, **options)
-        return ReplyService(member, handler, retries, letters, on_dead_letter, self._start_timeout_s)
+        member, retries, letters = self._served(group_id, options)
+        return ReplyService(member, handler, retries, letters, options.get("on_dead_letter"), self._start_timeout_s)
 
     def _stream(
         self, request: InferenceRequest, timeout: float | None, submit: Callable[[InferenceRequest], Handle]
@@ -250,30 +259,15 @@ class Client(BaseClient):
         self._core.close()
 
 
-class ReplyStream:
+class ReplyStream(BaseReplyStream):
     """The replies of a topic, one by one; iterate it in one thread at a time, ``close`` it from any.
 
     Joins the group at the first ``next``. Leaving the loop with ``break`` and dropping the stream closes it too.
     """
 
-    def __init__(self, member: "GroupMember") -> None:
-        self._member = member
+    def __init__(self, member: GroupMember) -> None:
+        super().__init__(member)
         self._finalizer = weakref.finalize(self, member.close)
-
-    @property
-    def topic(self) -> str:
-        """The topic it reads."""
-        return self._member.topic
-
-    @property
-    def undecodable(self) -> int:
-        """Records that were not valid replies."""
-        return self._member.undecodable
-
-    @property
-    def trace(self) -> dict[str, str]:
-        """Trace context of the latest reply's request, by header. Empty without one."""
-        return self._member.trace
 
     def __iter__(self) -> Self:
         return self
@@ -305,7 +299,38 @@ class ReplyStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def replies(
+    group_id: str,
+    handler: ReplyHandler,
+    *,
+    tenant: str,
+    bootstrap_servers: str | None = None,
+    settings: KafkaSettings | None = None,
+    **options: Unpack[ServiceOptions[OnDeadLetter]],
+) -> ReplyService:
+    """A loop that gives each reply of a tenant's topic to a handler, at least once; ``run`` it.
+
+    .. code-block:: python
+
+        fairlane.replies("billing", book, tenant="acme", service="billing").run()
+
+    :meth:`Client.serve_replies` of a client made for it; ``run`` closes all that it opened. Without ``topic`` or
+    ``service`` it reads ``replies.<tenant>``.
+
+    Args:
+        group_id: as for ``serve_replies``.
+        handler: as for ``serve_replies``.
+        tenant: whose replies.
+        bootstrap_servers: brokers to start from; default: ``KAFKA_BOOTSTRAP_SERVERS``.
+        settings: the connection, with its security; default: from the environment.
+        options: :class:`ServiceOptions`.
+
+    Raises:
+        ValueError: an argument is wrong; the message begins with its name.
+        Unavailable: the settings of the connection are wrong.
+    """
+    return Client(tenant, bootstrap_servers, settings=settings).serve_replies(group_id, handler, **options)

@@ -2,25 +2,24 @@
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 
-class Ticket:
-    """A place in the line of :class:`Window`. ``granted`` or ``error`` is set before its callback is called."""
+@dataclass(slots=True, eq=False)
+class PlaceInLine:
+    """A place in the line of :class:`Window`. ``granted`` or ``error`` is set before ``wake`` is called."""
 
-    __slots__ = ("error", "granted", "size_bytes", "wake")
-
-    def __init__(self, size_bytes: int, wake: Callable[[], None]) -> None:
-        self.size_bytes = size_bytes
-        self.wake = wake
-        self.granted = False
-        self.error: Exception | None = None
+    size_bytes: int
+    wake: Callable[[], None]
+    granted: bool = False
+    error: Exception | None = None
 
 
 class Window:
     """Admits requests while fewer than ``max_in_flight`` are unanswered and ``max_buffered_bytes`` unpublished.
 
-    First come, first served: what is released goes to the head of the line at once, so nobody is overtaken. A
+    First come, first served: released room goes to the head of the line at once. A
     request larger than the byte bound is admitted when nothing else is buffered. Thread-safe; no callback is called
     with the lock held.
     """
@@ -29,20 +28,12 @@ class Window:
         self._max_in_flight = max_in_flight
         self._max_buffered_bytes = max_buffered_bytes
         self._lock = threading.Lock()
-        self._line: deque[Ticket] = deque()
-        self._in_flight = 0
-        self._buffered_bytes = 0
-        self._error: Exception | None = None
-
-    @property
-    def in_flight(self) -> int:
+        self._line: deque[PlaceInLine] = deque()
+        self.in_flight = 0
         """Requests admitted and not released."""
-        return self._in_flight
-
-    @property
-    def buffered_bytes(self) -> int:
+        self.buffered_bytes = 0
         """Bytes admitted and not released."""
-        return self._buffered_bytes
+        self._error: Exception | None = None
 
     def try_acquire(self, size_bytes: int) -> bool:
         """Admit a request of this size if there is room and no queue. Raises the error that the window closed with."""
@@ -54,23 +45,23 @@ class Window:
             self._take(size_bytes)
             return True
 
-    def enter_line(self, size_bytes: int, wake: Callable[[], None]) -> Ticket:
-        """Wait in line: ``wake`` is called once, from any thread, when the ticket is granted or the window closes."""
-        ticket = Ticket(size_bytes, wake)
+    def enter_line(self, size_bytes: int, wake: Callable[[], None]) -> PlaceInLine:
+        """Wait in line: ``wake`` is called once, from any thread, when the place is granted or the window closes."""
+        place = PlaceInLine(size_bytes, wake)
         with self._lock:
-            self._line.append(ticket)
+            self._line.append(place)
             woken = self._serve_line()
         _wake(woken)
-        return ticket
+        return place
 
-    def leave_line(self, ticket: Ticket) -> None:
+    def leave_line(self, place: PlaceInLine) -> None:
         """Give up waiting; what was granted meanwhile goes to the next in line."""
         with self._lock:
-            if ticket.granted:
-                self._in_flight -= 1
-                self._buffered_bytes -= ticket.size_bytes
-            elif ticket in self._line:
-                self._line.remove(ticket)
+            if place.granted:
+                self.in_flight -= 1
+                self.buffered_bytes -= place.size_bytes
+            elif place in self._line:
+                self._line.remove(place)
             woken = self._serve_line()
         _wake(woken)
 
@@ -79,41 +70,41 @@ class Window:
         if self.try_acquire(size_bytes):
             return True
         event = threading.Event()
-        ticket = self.enter_line(size_bytes, event.set)
+        place = self.enter_line(size_bytes, event.set)
         try:
             event.wait(timeout_s)
         except BaseException:  # KeyboardInterrupt: the place in the line must not be lost with the caller
-            self.leave_line(ticket)
+            self.leave_line(place)
             raise
-        return self.claim(ticket)
+        return self.claim(place)
 
-    def claim(self, ticket: Ticket) -> bool:
-        """End the wait: whether the ticket was granted; if not, it leaves the line. Raises the closing error."""
+    def claim(self, place: PlaceInLine) -> bool:
+        """End the wait: whether the place was granted; if not, it leaves the line. Raises the closing error."""
         with self._lock:
-            if ticket.error is not None:
-                raise ticket.error
-            if ticket.granted:
+            if place.error is not None:
+                raise place.error
+            if place.granted:
                 return True
-        self.leave_line(ticket)
+        self.leave_line(place)
         return False
 
     def release(self, requests: int = 0, buffered_bytes: int = 0) -> None:
         """Give back what was acquired."""
         with self._lock:
-            self._in_flight -= requests
-            self._buffered_bytes -= buffered_bytes
+            self.in_flight -= requests
+            self.buffered_bytes -= buffered_bytes
             woken = self._serve_line() if self._line else ()
         _wake(woken)
 
     def close(self, error: Exception) -> None:
-        """Admit nothing more; everybody who waits or comes gets this error."""
+        """Admit nothing more; all waiting and later requests get this error."""
         with self._lock:
             if self._error is None:
                 self._error = error
             woken = self._serve_line()
         _wake(woken)
 
-    def _serve_line(self) -> list[Ticket]:
+    def _serve_line(self) -> list[PlaceInLine]:
         woken = []
         while self._line:
             head = self._line[0]
@@ -128,15 +119,15 @@ class Window:
         return woken
 
     def _has_room(self, size_bytes: int) -> bool:
-        if self._in_flight >= self._max_in_flight:
+        if self.in_flight >= self._max_in_flight:
             return False
-        return self._buffered_bytes == 0 or self._buffered_bytes + size_bytes <= self._max_buffered_bytes
+        return self.buffered_bytes == 0 or self.buffered_bytes + size_bytes <= self._max_buffered_bytes
 
     def _take(self, size_bytes: int) -> None:
-        self._in_flight += 1
-        self._buffered_bytes += size_bytes
+        self.in_flight += 1
+        self.buffered_bytes += size_bytes
 
 
-def _wake(tickets: "list[Ticket] | tuple[()]") -> None:
-    for ticket in tickets:
-        ticket.wake()
+def _wake(places: Iterable[PlaceInLine]) -> None:
+    for place in places:
+        place.wake()

@@ -6,9 +6,7 @@ from typing import NoReturn
 
 import typer
 
-from fairlane.cluster import ClusterError
 from fairlane.schema_registry import RegistryError
-from fairlane.yaml_config import ConfigError
 from fairlane_server.cli import (
     collections,
     control,
@@ -22,8 +20,10 @@ from fairlane_server.cli import (
     topics,
 )
 from fairlane_server.cli.output import FAILURE, fail
+from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.postgres.migrations import missing_extra
 from fairlane_server.store_error import ReportableError
+from fairlane_server.yaml_config import ConfigError
 
 app = typer.Typer(
     name="fairlane",

@@ -6,8 +6,6 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from fairlane.cluster import Cluster
-from fairlane.models import load_models
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
 from fairlane.records import ModelVersion, TenantGroup, TenantSpec
 from fairlane.schema_registry import codec_for
@@ -36,6 +34,8 @@ from fairlane_server.cli.topics import (
 )
 from fairlane_server.control.publisher import ControlTopic, compare
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
+from fairlane_server.models import load_models
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 
 RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion)
@@ -74,7 +74,7 @@ def apply_tenants(
     # Without the models, the pools are those that are dedicated to tenants.
     topics = expand(families, specs.values(), models=())
     reported = [family for family in families if "tenant" in family.placeholders]
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     control = _tenant_topic(settings)
     _apply(cluster, reported, topics, replication_factor, control, specs, force=force, delete=delete, as_json=as_json)
 
@@ -102,14 +102,14 @@ def apply_models(
         if "pool" in family.placeholders or family.name == CONTROL_MODELS
     ]
     topics = expand(families, (), versions.values())
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     control = _model_topic(settings)
     # No extra topics are reported: a pool without a model may be a tenant's own, and `topics plan` reports them.
     _apply(cluster, (), topics, replication_factor, control, versions, force=force, delete=delete, as_json=as_json)
 
 
 def _apply(
-    cluster: Cluster,
+    cluster: ClusterAdmin,
     families: Iterable[TopicFamily],
     topics: tuple[TopicSpec, ...],
     replication_factor: int | None,

@@ -19,7 +19,7 @@ import typer
 
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.dead_letters import Letter, ReplayMark, position_name
+from fairlane.dead_letters import position_name
 from fairlane.names import DEAD_LETTER_REQUESTS, DEAD_LETTER_WORK
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import codec_for
@@ -41,6 +41,7 @@ from fairlane_server.cli.output import (
 )
 from fairlane_server.cli.progress import interruptible, progress_bar
 from fairlane_server.dead_letters.describe import contents, facts, flat
+from fairlane_server.dead_letters.letters import Letter, ReplayMark
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import (
     NotReplayableError,

@@ -7,8 +7,6 @@ from typing import Annotated, Any
 
 import typer
 
-from fairlane.cluster import Cluster
-from fairlane.models import load_models
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     CHANGES_PENDING,
@@ -28,6 +26,8 @@ from fairlane_server.cli.output import (
     warn,
 )
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
+from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 from fairlane_server.topics.plan import Change, Deviation, TopicPlan, plan, unknown_override_tenants
@@ -108,7 +108,7 @@ def apply_command(
 
 
 def make_plan(
-    cluster: Cluster,
+    cluster: ClusterAdmin,
     families: Iterable[TopicFamily],
     wanted: tuple[TopicSpec, ...],
     replication_factor: int | None,
@@ -129,7 +129,7 @@ def make_plan(
     )
 
 
-def carry_out(cluster: Cluster, made: TopicPlan, *, force: bool) -> tuple[Applied, ...]:
+def carry_out(cluster: ClusterAdmin, made: TopicPlan, *, force: bool) -> tuple[Applied, ...]:
     """Apply a plan, unless it contains an error and ``force`` is not set. Raises ClusterError."""
     if made.errors and not force:
         fail(f"{made.errors[0].message} (--force applies all the same)")
@@ -172,12 +172,12 @@ def applied_json(item: Applied) -> dict[str, Any]:
 
 def _plan(
     settings: Settings, topics_file: Path | None, replication_factor: int | None, *, delete: bool, shrink: bool
-) -> tuple[Cluster, tuple[TopicSpec, ...], TopicPlan, tuple[Deviation, ...]]:
+) -> tuple[ClusterAdmin, tuple[TopicSpec, ...], TopicPlan, tuple[Deviation, ...]]:
     """The cluster, the desired topics, the plan, and the findings of the files and of the plan."""
     families = load_families(topics_file)
     tenants = load_tenants(settings.tenants_file)
     wanted = expand(families, tenants, load_models(settings.models_file))
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     made = make_plan(cluster, families, wanted, replication_factor, delete=delete, shrink=shrink)
     notes = unknown_override_tenants(families, [tenant.tenant for tenant in tenants])
     return cluster, wanted, made, (*notes, *made.findings)

@@ -10,12 +10,13 @@ from typing import Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastConnectionError, quiet_config, reason_of
+from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import group_id
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
+from fairlane_server.kafka.cluster_admin import CONNECT_TIMEOUT_S, ClusterAdmin, ClusterError
 
 RecordT = TypeVar("RecordT")
 
@@ -92,7 +93,7 @@ class ControlTopic(Generic[RecordT]):
 
 def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
     # Asking the consumer for a missing topic would wait for its timeout; the metadata knows at once.
-    found = Cluster(settings).metadata().topics.get(topic)
+    found = ClusterAdmin(settings).metadata().topics.get(topic)
     if found is None:
         raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
     errors = LastConnectionError()

@@ -6,7 +6,7 @@ from pathlib import Path
 from fairlane.names import TENANT_PATTERN
 from fairlane.outcomes import CacheMode, Degradation, Priority
 from fairlane.records import TenantGroup, TenantSpec
-from fairlane.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
+from fairlane_server.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
 
 _MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 _REQUIRED = frozenset({"tenant"})

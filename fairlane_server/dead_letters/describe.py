@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-from fairlane.dead_letters import Letter
 from fairlane.records import InferenceReply
+from fairlane_server.dead_letters.letters import Letter
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]{0,127}")
 

@@ -9,22 +9,15 @@ from typing import Self
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
-from fairlane.cluster import (
-    CONNECT_TIMEOUT_S,
-    REQUEST_TIMEOUT_S,
-    Cluster,
-    ClusterError,
-    LastConnectionError,
-    quiet_config,
-    reason_of,
-)
+from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec
-from fairlane.dead_letters import Letter, ReplayMark, StoredRecord, headers_of, read_record
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import group_id
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer, message_headers
+from fairlane_server.dead_letters.letters import Letter, ReplayMark, StoredRecord, headers_of, read_record
+from fairlane_server.kafka.cluster_admin import CONNECT_TIMEOUT_S, REQUEST_TIMEOUT_S, ClusterAdmin, ClusterError
 
 SILENCE_S = 30.0
 """A read that gets nothing for so long gives up; the broker aborts an abandoned transaction sooner."""
@@ -60,7 +53,7 @@ class DeadLetterReader:
         """Connect without reading. Raises ClusterError when no broker answers."""
         self._codec = codec
         self._errors = LastConnectionError()
-        self._cluster = Cluster(settings)
+        self._cluster = ClusterAdmin(settings)
         self._topics = self._cluster.metadata().topics
         # The group is never joined and nothing is committed: partitions are assigned by hand.
         config = read_committed_consumer(settings, group_id("fairlane-dead-letters")) | {"enable.partition.eof": True}

@@ -11,14 +11,16 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import names
 from fairlane.clock import ClockMs
-from fairlane.cluster import ClusterError, LastConnectionError, one_line, quiet_config, reason_of
+from fairlane.cluster import LastConnectionError, one_line, quiet_config, reason_of
 from fairlane.codec import Codec
-from fairlane.dead_letters import Letter, mark_headers, position_name
+from fairlane.dead_letters import position_name
 from fairlane.kafka_config import transactional_producer
 from fairlane.names import DEAD_LETTER_REPLAY_ID, is_request_id, tenant_of_request_topic
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceRequest, SourceCoordinate, WorkItem
 from fairlane.settings import KafkaSettings
+from fairlane_server.dead_letters.letters import Letter, mark_headers
+from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.settlement import OutputRecord
 from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
 

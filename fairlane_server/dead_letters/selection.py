@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from fairlane.dead_letters import Letter
+from fairlane_server.dead_letters.letters import Letter
 from fairlane_server.text import span_ms
 
 _OFFSETS = re.compile(r"(?P<one>\d{1,18})|(?P<first>\d{1,18})?-(?P<last>\d{1,18})?", re.ASCII)

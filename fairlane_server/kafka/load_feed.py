@@ -6,7 +6,7 @@ from typing import TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.clock import now_ms
-from fairlane.cluster import CONNECT_TIMEOUT_S, Cluster, ClusterError, LastConnectionError, quiet_config, reason_of
+from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS, group_id
@@ -14,6 +14,7 @@ from fairlane.records import CapacityReport, DispatchReport, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
+from fairlane_server.kafka.cluster_admin import CONNECT_TIMEOUT_S, ClusterAdmin, ClusterError
 from fairlane_server.kafka.feeds import CatchUp
 from fairlane_server.kafka.load_board import RATE_WINDOW_MS, LoadBoard
 
@@ -46,7 +47,7 @@ class LoadFeed:
         self._ask_again_at = 0.0
         self._unread: dict[bytes | None, Message] = {}
         """Tenants' newest records with a schema that the registry did not give yet."""
-        found = Cluster(settings).metadata().topics
+        found = ClusterAdmin(settings).metadata().topics
         topics = (CONTROL_TENANTS, CONTROL_CAPACITY, CONTROL_DISPATCH)
         for topic in topics:
             if topic not in found:

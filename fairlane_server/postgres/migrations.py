@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from fairlane.data_files import data_path
+from fairlane.schema_files import data_path
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import connect, describe, explain, role_of
 from fairlane_server.store_error import ReportableError

@@ -18,7 +18,8 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
-from fairlane.cluster import REQUEST_TIMEOUT_S, Cluster, ClusterError, reason_of
+from fairlane.cluster import reason_of
+from fairlane_server.kafka.cluster_admin import REQUEST_TIMEOUT_S, ClusterAdmin, ClusterError
 from fairlane_server.topics.plan import (
     AddPartitions,
     Change,
@@ -71,7 +72,7 @@ class Applied:
     reason: str | None = None
 
 
-def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
+def read_state(cluster: ClusterAdmin, describe: Iterable[str]) -> ClusterState:
     """Read all topics of the cluster, and the settings of those in ``describe``. Raises ClusterError."""
     metadata = cluster.metadata()
     described = _topic_configs(cluster, [name for name in describe if name in metadata.topics])
@@ -88,7 +89,9 @@ def read_state(cluster: Cluster, describe: Iterable[str]) -> ClusterState:
     return ClusterState(len(metadata.brokers), topics, _broker_config(cluster, metadata))
 
 
-def apply_plan(cluster: Cluster, plan: TopicPlan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S) -> tuple[Applied, ...]:
+def apply_plan(
+    cluster: ClusterAdmin, plan: TopicPlan, visible_timeout_s: float = _VISIBLE_TIMEOUT_S
+) -> tuple[Applied, ...]:
     """Apply the changes, then wait until new topics and partitions have leaders and deleted topics are gone.
 
     A failed change does not stop the others. Raises ClusterError when the cluster cannot be reached or the changes do
@@ -164,7 +167,7 @@ def _new_topics(batch: list[CreateTopic]) -> list[NewTopic]:
     ]
 
 
-def _configure(cluster: Cluster, batch: list[ChangeConfig]) -> _Futures:
+def _configure(cluster: ClusterAdmin, batch: list[ChangeConfig]) -> _Futures:
     resources = [
         ConfigResource(
             ResourceType.TOPIC, change.topic, incremental_configs=[_config_entry(item) for item in change.settings]
@@ -180,7 +183,7 @@ def _config_entry(setting: Setting) -> ConfigEntry:
     return ConfigEntry(setting.key, setting.after, incremental_operation=operation)
 
 
-def _topic_configs(cluster: Cluster, names: list[str]) -> dict[str, dict[str, ConfigEntry]]:
+def _topic_configs(cluster: ClusterAdmin, names: list[str]) -> dict[str, dict[str, ConfigEntry]]:
     found: dict[str, dict[str, ConfigEntry]] = {}
     for start in range(0, len(names), _BATCH):
         resources = [ConfigResource(ResourceType.TOPIC, name) for name in names[start : start + _BATCH]]
@@ -191,7 +194,7 @@ def _topic_configs(cluster: Cluster, names: list[str]) -> dict[str, dict[str, Co
     return found
 
 
-def _broker_config(cluster: Cluster, metadata: ClusterMetadata) -> dict[str, str] | None:
+def _broker_config(cluster: ClusterAdmin, metadata: ClusterMetadata) -> dict[str, str] | None:
     if not metadata.brokers:
         return None
     broker = str(min(metadata.brokers))
@@ -201,7 +204,7 @@ def _broker_config(cluster: Cluster, metadata: ClusterMetadata) -> dict[str, str
     return {key: entry.value for key, entry in entries.items() if entry.value is not None}
 
 
-def _describe(cluster: Cluster, resources: list[ConfigResource]) -> dict[str, dict[str, ConfigEntry] | str]:
+def _describe(cluster: ClusterAdmin, resources: list[ConfigResource]) -> dict[str, dict[str, ConfigEntry] | str]:
     """Settings of each resource by its name, or the reason why they cannot be read."""
     described: dict[str, dict[str, ConfigEntry] | str] = {}
     for resource, future in cluster.admin.describe_configs(resources, request_timeout=REQUEST_TIMEOUT_S).items():

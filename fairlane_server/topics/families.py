@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from fairlane.data_files import data_path
 from fairlane.names import TENANT_PATTERN, topic_name
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec, type_by_name
-from fairlane.yaml_config import YamlNode, load_yaml_with_lines
+from fairlane.schema_files import data_path
+from fairlane_server.yaml_config import YamlNode, load_yaml_with_lines
 
 DELETE = "delete"
 COMPACT = "compact"

@@ -15,7 +15,7 @@ from redis.backoff import NoBackoff
 from starlette.responses import Response
 
 from fairlane import logs
-from fairlane.client.ports import KafkaConnector
+from fairlane.client.connector import KafkaConnector
 from fairlane.clock import monotonic_ms, now_ms
 from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 from fairlane.logs import get_logger
-from fairlane.models import is_model_name
-from fairlane.names import is_name
+from fairlane.names import is_model_name, is_name
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import ModelVersion, TenantSpec

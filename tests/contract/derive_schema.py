@@ -13,9 +13,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from fairlane.data_files import data_path
 from fairlane.records import type_by_name
-from fairlane.schema_files import fingerprint
+from fairlane.schema_files import data_path, fingerprint
 from tests.contract.schema_folder import SchemaFolder
 
 _NAMESPACE = "fairlane"

@@ -14,9 +14,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from fairlane.data_files import data_path
 from fairlane.records import type_by_name
-from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_files import committed_schemas, data_path, default_codec
 
 _FILE = re.compile(r"(?P<record>[A-Za-z]+)\.(?P<id>\d+)(-[a-z]+)?\.json")
 

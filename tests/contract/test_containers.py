@@ -296,7 +296,7 @@ def test_what_is_copied_is_enough_for_every_command(target: str, tmp_path: Path)
     script = f"""
 import importlib, sys
 from pathlib import Path
-from fairlane.data_files import data_path
+from fairlane.schema_files import data_path
 from fairlane.settings import Settings
 
 settings = Settings()

@@ -4,9 +4,8 @@ from typing import Any
 import pytest
 
 from fairlane.codec import DecodeError
-from fairlane.data_files import data_path
 from fairlane.records import type_by_name
-from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_files import committed_schemas, data_path, default_codec
 from tests.contract.examples import Example, all_examples, from_json, to_json
 
 EXAMPLES = all_examples(data_path("schemas"))

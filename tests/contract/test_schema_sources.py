@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedError, SchemaSource
-from fairlane.data_files import data_path
 from fairlane.records import ReplyChunk, TenantSpec, type_by_name
-from fairlane.schema_files import committed_schemas, default_codec
+from fairlane.schema_files import committed_schemas, data_path, default_codec
 from fairlane.schema_registry import (
     RegistryClient,
     RegistryError,

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from fairlane.codec import Codec
-from fairlane.data_files import data_path
 from fairlane.records import InferenceReply, type_by_name
-from fairlane.schema_files import SchemaFiles, canonical_form, fingerprint
+from fairlane.schema_files import SchemaFiles, canonical_form, data_path, fingerprint
 from tests.contract.derive_schema import derive, main, write_schemas
 from tests.contract.schema_checks import problems
 from tests.contract.schema_folder import SchemaFolder

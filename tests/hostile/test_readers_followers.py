@@ -11,10 +11,9 @@ from confluent_kafka.admin import AdminClient, NewPartitions
 
 from fairlane import headers, metrics
 from fairlane.client import Client
+from fairlane.client.connector import KafkaConnector
 from fairlane.client.group_member import UndecodableReply
-from fairlane.client.ports import KafkaConnector
-from fairlane.client.positions import end_of
-from fairlane.client.reader import TopicReader
+from fairlane.client.reader import TopicReader, end_of
 from fairlane.clock import now_ms
 from fairlane.names import GATEWAY_REPLIES, dead_letter_replies_topic, replies_topic
 from fairlane.records import InferenceReply, Output, TenantSpec

@@ -14,9 +14,9 @@ from transformers import (
 )
 
 from deploy.models.prepare import prepare, recipes
-from fairlane.models import load_models
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, Passage, RequestInput, TokenUsage
+from fairlane_server.models import load_models
 from inference_consumers.engines.causal_lm import CausalLmEngine
 from inference_consumers.engines.int8 import Int8Linear
 from inference_consumers.engines.prompts import PromptEncoder

@@ -11,9 +11,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
-from fairlane.models import load_models
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS
+from fairlane_server.models import load_models
 from inference_consumers.engines.cross_encoder import CrossEncoderEngine
 from inference_consumers.engines.protocol import EngineLoadError, Failure, Outcomes, run_batch
 from inference_consumers.engines.registry import create_engine

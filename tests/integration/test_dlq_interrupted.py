@@ -12,13 +12,13 @@ from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource
 
 from fairlane import names
 from fairlane.clock import now_ms
-from fairlane.cluster import ClusterError
-from fairlane.dead_letters import Letter, ReplayMark, mark_headers
 from fairlane.kafka_config import transactional_producer
 from fairlane.records import SourceCoordinate
 from fairlane_server.cli.dlq import DeadLetters
+from fairlane_server.dead_letters.letters import Letter, ReplayMark, mark_headers
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import Replay, Replayer, make_replay, mark_record
+from fairlane_server.kafka.cluster_admin import ClusterError
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]

@@ -14,9 +14,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from fairlane.models import load_models
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS, TokenUsage
+from fairlane_server.models import load_models
 from inference_consumers.engines.embedding import EmbeddingEngine
 from inference_consumers.engines.protocol import (
     Cancelled,

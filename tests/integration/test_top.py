@@ -11,7 +11,6 @@ from confluent_kafka import Producer
 
 from fairlane import names
 from fairlane.clock import now_ms
-from fairlane.cluster import Cluster
 from fairlane.codec import Codec
 from fairlane.kafka_config import idempotent_producer
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
@@ -20,6 +19,7 @@ from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
 from fairlane_server.kafka import load_board, load_feed
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.topics.admin import apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
@@ -61,7 +61,7 @@ def say(broker: str, unique: str, tmp_path: Path) -> Iterator[Say]:
     file = tmp_path / "topics.yaml"
     file.write_text(text)
     families = load_families(file)
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     state = read_state(cluster, [])
     wanted = expand(families, (), ())
     made = plan(wanted, state.topics, families=families, broker_config=state.broker_config, replication_factor=1)

@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from fairlane.cluster import Cluster, ClusterError
 from fairlane.kafka_config import idempotent_producer
-from fairlane.models import load_models
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -22,6 +20,8 @@ from fairlane_server import cli
 from fairlane_server.cli import control as control_cli
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
+from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
@@ -146,7 +146,7 @@ def test_plan_and_apply(run: Run, folder: Path, unique: str, settings: KafkaSett
     assert code == 0
     assert {(item["topic"], item["result"]) for item in applied["applied"]} == {(name, "done") for name in names}
 
-    state = read_state(Cluster(settings), names)
+    state = read_state(ClusterAdmin(settings), names)
     requests = state.topics[f"{unique}.requests.globex"]
     assert (requests.partitions, requests.replication_factor) == (2, 1)
     assert requests.config["message.timestamp.type"] == "LogAppendTime"
@@ -226,7 +226,7 @@ def test_change_that_fails_is_named_and_does_not_stop_the_others(run: Run, uniqu
 def test_several_may_apply_at_once(folder: Path, settings: KafkaSettings) -> None:
     families = load_families(folder / "topics.yaml")
     wanted = expand(families, load_tenants(folder / "tenants.yaml"), load_models(folder / "models.yaml"))
-    cluster = Cluster(settings)
+    cluster = ClusterAdmin(settings)
     state = read_state(cluster, [])
     made = plan(wanted, state.topics, families=families, broker_config=state.broker_config, replication_factor=1)
     assert len(made.changes) == len(wanted)
@@ -234,7 +234,7 @@ def test_several_may_apply_at_once(folder: Path, settings: KafkaSettings) -> Non
     start = threading.Barrier(4)
 
     def apply() -> None:
-        own = Cluster(settings)
+        own = ClusterAdmin(settings)
         start.wait(timeout=10)
         results.append(apply_plan(own, made))
 
@@ -335,7 +335,7 @@ def test_bad_tenants_are_refused_as_a_whole_and_what_runs_stays(
     assert reason in complaint
     assert complaint.count("\n") == 1
     assert run("tenants", "list")[1] == before
-    assert f"{unique}.requests.newcomer" not in Cluster(settings).metadata().topics
+    assert f"{unique}.requests.newcomer" not in ClusterAdmin(settings).metadata().topics
     file.write_text(good)
     assert run("tenants", "apply")[1]["published"] == ["acme", "newcomer"]
 

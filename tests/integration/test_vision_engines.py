@@ -21,9 +21,9 @@ from torch import nn
 from deploy.models.digits_data import load_split
 from deploy.models.prepare import prepare, recipes
 from deploy.models.train_digits import build_network
-from fairlane.models import load_models
 from fairlane.outcomes import Code
 from fairlane.records import ModelVersion, Parameters, RequestInput, TokenUsage
+from fairlane_server.models import load_models
 from inference_consumers.engines.classifier import ClassifierEngine
 from inference_consumers.engines.protocol import (
     Cancelled,

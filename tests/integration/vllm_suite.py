@@ -16,9 +16,9 @@ import psutil
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from fairlane.models import load_models
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, RequestInput, TokenUsage
+from fairlane_server.models import load_models
 from inference_consumers.engines import memory
 from inference_consumers.engines.protocol import (
     Cancelled,

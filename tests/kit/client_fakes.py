@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
-from fairlane.client.ports import DeliveryReport, KafkaHeaders
+from fairlane.client.connector import KafkaConnector, KafkaHeaders
 from fairlane.client.requests import RequestFields
 from fairlane.records import InferenceReply, ReplyChunk
 from fairlane.schema_files import default_codec
+from fairlane.skipping_consumer import SkippingConsumer
+
+DeliveryReport = Callable[[KafkaError | None, Message], None]
 
 MODEL_FIELDS: RequestFields = {"model": "m", "prompt": "hello"}
 
@@ -48,7 +51,7 @@ class Sent:
     headers: KafkaHeaders = field(default_factory=list)
 
 
-class FakeProducer:
+class FakeProducer(Producer):
     """Keeps what was produced; `acknowledge` and `refuse` make the reports that the next poll or flush serves."""
 
     def __init__(self) -> None:
@@ -61,7 +64,7 @@ class FakeProducer:
         self._reports: deque[tuple[Sent, KafkaError | None]] = deque()
         self._woken = threading.Condition()
 
-    def produce(
+    def produce(  # type: ignore[override]  # as the client calls it
         self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
     ) -> None:
         if self.refuse_with is not None:
@@ -79,7 +82,7 @@ class FakeProducer:
     def refuse(self, code: int) -> None:
         self._report(1, KafkaError(code, "refused by the broker"))
 
-    def poll(self, timeout: float) -> int:
+    def poll(self, timeout: float = -1) -> int:
         if self.poll_error is not None:
             raise self.poll_error
         if not self._serve():
@@ -88,11 +91,11 @@ class FakeProducer:
             return self._serve()
         return 1
 
-    def flush(self, timeout: float) -> int:
+    def flush(self, timeout: float = -1) -> int:
         self._serve()
         return len(self._open)
 
-    def purge(self) -> None:
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         self._report(len(self._open), KafkaError(KafkaError._PURGE_QUEUE, "purged"))
 
     def _report(self, count: int, error: KafkaError | None) -> None:
@@ -113,7 +116,7 @@ class FakeProducer:
             served += 1
 
 
-class FakeConsumer:
+class FakeConsumer(SkippingConsumer):
     """Delivers what `push` was given. `partitions` None: the topic does not exist; an exception: nobody answers."""
 
     def __init__(self) -> None:
@@ -131,7 +134,7 @@ class FakeConsumer:
             self._messages.extend(messages)
             self._arrived.notify_all()
 
-    def list_topics(self, topic: str, timeout: float) -> Any:
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
         self.steps.append("list")
         if isinstance(self.partitions, Exception):
             raise self.partitions
@@ -141,7 +144,9 @@ class FakeConsumer:
         known = SimpleNamespace(error=None, partitions=dict.fromkeys(range(self.partitions)))
         return SimpleNamespace(topics={topic: known})
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
         self.steps.append("watermarks")
         return 0, self.end
 
@@ -152,13 +157,13 @@ class FakeConsumer:
     def seek(self, partition: TopicPartition) -> None:
         self.sought.append(partition)
 
-    def poll(self, timeout: float) -> Message | None:
+    def poll(self, timeout: float = -1) -> Message | None:
         with self._arrived:
             if not self._messages:
                 self._arrived.wait(timeout)
             return self._messages.popleft() if self._messages else None
 
-    def consume(self, num_messages: int, timeout: float) -> list[Message]:
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
         with self._arrived:
             return [self._messages.popleft() for _ in range(min(num_messages, len(self._messages)))]
 
@@ -188,11 +193,11 @@ class FakeMember(FakeConsumer):
         self.is_in_callback = False
         self.topic = ""
 
-    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:
+    def subscribe(self, topics: list[str], **callbacks: Callable[..., None]) -> None:  # type: ignore[override]  # as the client calls it
         self.callbacks = callbacks
         self.topic = topics[0]
 
-    def poll(self, timeout: float) -> Message | None:
+    def poll(self, timeout: float = -1) -> Message | None:
         is_rebalanced = bool(self.rebalances)
         self.is_in_callback = True
         while self.rebalances:
@@ -200,21 +205,25 @@ class FakeMember(FakeConsumer):
         self.is_in_callback = False
         return None if is_rebalanced or not self.assigned else super().poll(timeout)
 
-    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         assert not self.is_in_callback
         if self.positions_error is not None:
             raise KafkaException(self.positions_error)
         self.asked += 1
         return partitions
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
         assert not self.is_in_callback
         return super().get_watermark_offsets(partition, timeout)
 
     def assign(self, partitions: list[TopicPartition]) -> None:
         self.assigned = partitions
 
-    def commit(self, *, offsets: list[TopicPartition], asynchronous: bool) -> list[TopicPartition]:
+    def commit(  # type: ignore[override]  # as the client calls it
+        self, *, offsets: list[TopicPartition], asynchronous: bool
+    ) -> list[TopicPartition]:
         if asynchronous:
             self.async_commits += 1
             return []
@@ -226,7 +235,7 @@ class FakeMember(FakeConsumer):
 
 
 @dataclass
-class FakeConnector:
+class FakeConnector(KafkaConnector):
     """Hands out one producer, one consumer of replies, and consumers of chunks, the last of which is kept."""
 
     made_producer: FakeProducer = field(default_factory=FakeProducer)

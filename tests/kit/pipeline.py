@@ -29,7 +29,6 @@ from benchmarks.faults.rig import Deployment
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane import headers, names
-from fairlane.cluster import Cluster
 from fairlane.kafka_config import connection, idempotent_producer
 from fairlane.outcomes import Task
 from fairlane.records import (
@@ -46,6 +45,7 @@ from fairlane.records import (
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.topics.admin import apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
@@ -155,7 +155,7 @@ class Pipeline:
         self.write_files()
         families = load_families()
         wanted = expand(families, self.tenants.values(), self.models)
-        cluster = Cluster(self.settings)
+        cluster = ClusterAdmin(self.settings)
         state = read_state(cluster, [topic.name for topic in wanted])
         made = plan(
             wanted,

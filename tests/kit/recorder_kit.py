@@ -10,12 +10,12 @@ from typing import Any
 import psycopg
 from confluent_kafka import KafkaError, Producer
 
-from fairlane.cluster import Cluster
 from fairlane.kafka_config import transactional_producer
 from fairlane.names import replies_topic
 from fairlane.records import InferenceReply, Output, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for
 from fairlane_server.topics.admin import apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
@@ -31,7 +31,7 @@ def make_topics(bootstrap_servers: str, *tenants: TenantSpec) -> None:
     """Create what the recorder reads, unless it is there: the shared topics and the reply topics of these tenants."""
     families = [family for family in load_families() if family.name.startswith(_READ_BY_RECORDER)]
     wanted = expand(families, tenants, ())
-    cluster = Cluster(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers))
+    cluster = ClusterAdmin(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers))
     state = read_state(cluster, [topic.name for topic in wanted])
     changes = plan(
         wanted,
@@ -46,14 +46,14 @@ def make_topics(bootstrap_servers: str, *tenants: TenantSpec) -> None:
 
 def delete_reply_topics(bootstrap_servers: str, prefix: str) -> None:
     """Delete the reply topics of every tenant whose name begins like this."""
-    admin = Cluster(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
+    admin = ClusterAdmin(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
     topics = [name for name in admin.list_topics(timeout=_TIMEOUT_S).topics if name.startswith(replies_topic(prefix))]
     delete_topics(bootstrap_servers, *topics)
 
 
 def delete_topics(bootstrap_servers: str, *topics: str) -> None:
     """And come back when they are gone."""
-    admin = Cluster(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
+    admin = ClusterAdmin(KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)).admin
     for deleted in admin.delete_topics(list(topics), operation_timeout=_TIMEOUT_S).values():
         deleted.result(_TIMEOUT_S)
     gone = set(topics)

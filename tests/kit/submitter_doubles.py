@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from fairlane.client.ports import KafkaHeaders
+from fairlane.client.connector import KafkaHeaders
 from fairlane.records import (
     InferenceReply,
 )

@@ -11,7 +11,7 @@ from time import monotonic
 
 from confluent_kafka import OFFSET_END, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from fairlane.client.positions import end_of, partitions_of
+from fairlane.client.reader import end_of, partitions_of
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import FairlaneError

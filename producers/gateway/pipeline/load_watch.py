@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
-from fairlane.cluster import ClusterError
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.kafka.load_feed import LoadFeed

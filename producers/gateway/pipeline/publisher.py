@@ -10,7 +10,7 @@ from functools import partial
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
-from fairlane.client.ports import KafkaHeaders
+from fairlane.client.connector import KafkaHeaders
 from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
 from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS, ClientConfig, idempotent_producer

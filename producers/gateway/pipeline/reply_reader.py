@@ -10,7 +10,7 @@ from time import monotonic
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import metrics
-from fairlane.client.positions import ask, end_of, existing_partitions, partitions_of
+from fairlane.client.reader import ask, end_of, existing_partitions, partitions_of
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.kafka_config import ClientConfig, read_committed_consumer

@@ -9,7 +9,7 @@ from uuid import uuid4
 
 from fairlane import cloud_events, metrics
 from fairlane.backoff import Backoff
-from fairlane.client.ports import KafkaHeaders
+from fairlane.client.connector import KafkaHeaders
 from fairlane.client.reassembly import TextDelta
 from fairlane.client.requests import check_request
 from fairlane.clock import ClockMs, now_ms

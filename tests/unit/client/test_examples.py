@@ -11,7 +11,7 @@ import pytest
 import fairlane
 from fairlane.client import Client, base, new_request_id
 from fairlane.client import __path__ as client_folders
-from fairlane.client.ports import DeliveryReport, KafkaHeaders
+from fairlane.client.connector import KafkaHeaders
 from fairlane.records import (
     CancelRequest,
     ConversationTurn,
@@ -23,7 +23,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from tests.kit.client_fakes import FakeConnector, FakeConsumer, FakeProducer, reply_message
+from tests.kit.client_fakes import DeliveryReport, FakeConnector, FakeConsumer, FakeProducer, reply_message
 
 NAMES = ("fairlane", *(found.name for found in pkgutil.iter_modules(client_folders, "fairlane.client.")))
 EXAMPLES = [
@@ -49,7 +49,7 @@ class AnsweringProducer(FakeProducer):
         self.acknowledge_at_once = True
         self._replies = replies
 
-    def produce(
+    def produce(  # type: ignore[override]  # as the client calls it
         self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
     ) -> None:
         super().produce(topic, value, key, headers=headers, on_delivery=on_delivery)

@@ -2,13 +2,12 @@
 
 import threading
 from contextlib import nullcontext
-from typing import cast
 
 import pytest
-from confluent_kafka import Consumer, KafkaError
+from confluent_kafka import KafkaError
 
 from fairlane.client import group_member
-from fairlane.client.group_member import GroupMember, OnUndecodable, Sequence, UndecodableReply
+from fairlane.client.group_member import GroupMember, OnUndecodable, SerialCalls, UndecodableReply
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
@@ -37,7 +36,7 @@ def hasty_member(consumer: FakeMember, monkeypatch: pytest.MonkeyPatch) -> Group
 
 def made_member(consumer: FakeMember, on_undecodable: OnUndecodable | None = None) -> GroupMember:
     return GroupMember(
-        cast("Consumer", consumer),
+        consumer,
         "replies.acme",
         default_codec(),
         from_beginning=True,
@@ -177,7 +176,7 @@ def test_a_group_that_does_not_say_where_it_left_off_ends_the_iteration(
 
 
 def test_blocking_calls_are_made_one_after_the_other() -> None:
-    sequence = Sequence()
+    sequence = SerialCalls()
     gate = threading.Event()
     order: list[int] = []
 

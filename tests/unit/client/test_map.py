@@ -11,9 +11,8 @@ from confluent_kafka import KafkaError
 
 from fairlane.client import AsyncClient, Client
 from fairlane.client.base import SubmitItem
-from fairlane.client.core import ClientCore
-from fairlane.client.handle import Handle
-from fairlane.client.open_handles import OpenHandles
+from fairlane.client.handle import BaseHandle
+from fairlane.client.publisher import OpenHandles, RequestPublisher
 from fairlane.errors import FairlaneError, PublishFailed, Timeout
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.schema_files import default_codec
@@ -147,19 +146,19 @@ def test_closing_the_client_waits_for_a_cancellation_that_its_thread_has_begun(
     kafka: FakeConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, ended = threading.Event(), threading.Event()
-    cancel, end = ClientCore.cancel, OpenHandles.end
+    cancel, end = RequestPublisher.cancel, OpenHandles.end
 
-    def slow_cancel(core: ClientCore, handle: Handle) -> None:
+    def slow_cancel(publisher: RequestPublisher, handle: BaseHandle) -> None:
         begun.set()
         # Long enough for whoever closes the client to overtake it, if nothing keeps them from that.
         ended.wait(0.3)
-        cancel(core, handle)
+        cancel(publisher, handle)
 
     def told_end(handles: OpenHandles, error: FairlaneError) -> None:
         end(handles, error)
         ended.set()
 
-    monkeypatch.setattr(ClientCore, "cancel", slow_cancel)
+    monkeypatch.setattr(RequestPublisher, "cancel", slow_cancel)
     monkeypatch.setattr(OpenHandles, "end", told_end)
     with Client("acme", connector=kafka, close_timeout_ms=0) as client:
         with pytest.raises(Timeout):

@@ -3,10 +3,10 @@
 import asyncio
 import threading
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException
 from prometheus_client import REGISTRY
 
 import fairlane
@@ -43,7 +43,9 @@ class FakeLetterProducer(FakeProducer):
         super().__init__()
         self.acknowledge_at_once = True
         self.metadata = FakeConsumer()
-        self.list_topics = self.metadata.list_topics
+
+    def list_topics(self, topic: str | None = None, timeout: float = -1) -> Any:
+        return self.metadata.list_topics(topic, timeout)
 
 
 class Kit:
@@ -55,7 +57,7 @@ class Kit:
         self.producer = FakeLetterProducer()
         self.letters: ReplyLetters | None = ReplyLetters(self.producer, "acme", "group")
         self.member = GroupMember(
-            cast("Consumer", self.consumer),
+            self.consumer,
             TOPIC,
             default_codec(),
             from_beginning=True,

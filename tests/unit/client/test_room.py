@@ -5,14 +5,13 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Message
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from fairlane.client.connector import KafkaHeaders
 from fairlane.client.handle import Handle
-from fairlane.client.open_handles import OpenHandles, Retrier
-from fairlane.client.ports import DeliveryReport, KafkaHeaders
-from fairlane.client.publisher import Prepared, Publisher
+from fairlane.client.publisher import EncodedRequest, OpenHandles, RequestPublisher
 from fairlane.client.requests import build_request, new_request_id
 from fairlane.client.retry_policies import NO_RETRIES, RetryPolicy
 from fairlane.client.window import Window
@@ -20,13 +19,14 @@ from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, PublishFailed
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest
 from fairlane.schema_files import default_codec
+from tests.kit.client_fakes import DeliveryReport
 
 REPLIES = "replies.acme"
 SIZE = 100
 IDS = tuple(new_request_id() for _ in range(3))
 
 
-class Producer:
+class FakeProducer(Producer):
     """Keeps the reports of what was produced, for the test to call in any order."""
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Producer:
         self.fails_before: BaseException | None = None
         self.fails_after: BaseException | None = None
 
-    def produce(
+    def produce(  # type: ignore[override]  # as the client calls it
         self, topic: str, value: bytes, key: bytes, *, headers: KafkaHeaders, on_delivery: DeliveryReport
     ) -> None:
         if self.fails_before is not None:
@@ -45,13 +45,13 @@ class Producer:
         if self.fails_after is not None:
             raise self.fails_after
 
-    def poll(self, timeout: float) -> int:
+    def poll(self, timeout: float = -1) -> int:
         return 0
 
-    def flush(self, timeout: float) -> int:
+    def flush(self, timeout: float = -1) -> int:
         return len(self.reports)
 
-    def purge(self) -> None:
+    def purge(self, in_queue: bool = True, in_flight: bool = True, blocking: bool = True) -> None:
         """Nothing is queued."""
 
     def report(self, which: int, code: int | None) -> None:
@@ -78,18 +78,10 @@ class Bench:
         self.now_ms = 0
         self.codec = HookedCodec()
         self.window = Window(1_000, 1_000_000)
-        self.retrier = Retrier(lambda: self.now_ms, lambda: 0.5)
-        self.table = OpenHandles(REPLIES, self.window, self.retrier)
-        self.producer = Producer()
-        self.publisher = Publisher(
-            self.producer,
-            self.codec,
-            "acme",
-            "requests.acme",
-            self.table,
-            self.window,
-            self.retrier,
-            lambda: self.now_ms,
+        self.table = OpenHandles(REPLIES, self.window, lambda: self.now_ms, lambda: 0.5)
+        self.producer = FakeProducer()
+        self.publisher = RequestPublisher(
+            self.producer, self.codec, "acme", self.table, self.window, lambda: self.now_ms
         )
         self.handles: list[Handle] = []
 
@@ -99,7 +91,7 @@ class Bench:
         reply_to = f"{REPLIES}.other" if which % 5 == 0 else REPLIES
         request = build_request(model="m", prompt="p", request_id=IDS[which % 3], timeout_ms=20_000)
         assert self.window.try_acquire(SIZE)
-        self.handles.append(self.publisher.publish(Prepared(request, reply_to, b"x" * SIZE, []), policy))
+        self.handles.append(self.publisher.publish(EncodedRequest(request, reply_to, b"x" * SIZE, []), policy, Handle))
 
     def step(self, what: str, which: int) -> None:
         match what:
@@ -148,10 +140,7 @@ def test_every_request_ends_once_and_gives_back_its_room(steps: Sequence[tuple[s
         assert bench.window.in_flight >= 0
         assert bench.window.buffered_bytes >= 0
     if closed:
-        for handle in bench.retrier.close():
-            ending = bench.retrier.give_up(handle)
-            if ending is not None:
-                bench.publisher.end(handle, ending)
+        bench.publisher.close_retries()
         while bench.producer.reports:
             bench.producer.report(0, KafkaError._PURGE_QUEUE)
         bench.table.fail_all(ClientClosed("closed"))

@@ -6,7 +6,7 @@ import threading
 import pytest
 from confluent_kafka import KafkaError, TopicPartition
 
-from fairlane.client import Client, TextDelta, TextStream, new_request_id, streaming
+from fairlane.client import Client, TextDelta, TextStream, new_request_id, text_stream
 from fairlane.errors import Cancelled, ClientClosed, PublishFailed, Rejected, Timeout, Unavailable
 from fairlane.records import InferenceRequest, ReplyChunk
 from fairlane.schema_files import default_codec
@@ -177,7 +177,7 @@ def test_chunks_that_cannot_be_read_make_the_answer_one_piece(
 def test_a_broker_that_does_not_answer_for_chunks_holds_nothing_up(
     client: Client, kafka: FakeConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "_START_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(text_stream, "_START_TIMEOUT_S", 0.1)
     kafka.chunks.partitions = no_broker()
     made = stream(client)
     answer(kafka, made.request_id, "Paris")
@@ -187,7 +187,7 @@ def test_a_broker_that_does_not_answer_for_chunks_holds_nothing_up(
 def test_a_reader_of_chunks_that_dies_fails_nothing_and_is_replaced(
     client: Client, kafka: FakeConnector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streaming, "_START_AGAIN_S", 0.0)
+    monkeypatch.setattr(text_stream, "_START_AGAIN_S", 0.0)
     made = stream(client)
     chunk(kafka, made.request_id, 0, "Par")
     assert next(made) == TextDelta("Par")

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.client.window import Ticket, Window
+from fairlane.client.window import PlaceInLine, Window
 from fairlane.errors import ClientClosed
 from tests.kit.waiting import eventually
 
@@ -111,7 +111,7 @@ def test_whatever_happens_the_bounds_hold_and_nothing_is_lost(
     steps: list[tuple[str, int]], max_in_flight: int, max_buffered_bytes: int
 ) -> None:
     window = Window(max_in_flight, max_buffered_bytes)
-    waiting: list[Ticket] = []
+    waiting: list[PlaceInLine] = []
     unanswered = 0
     unpublished: list[int] = []
 

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.models import load_models
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
+from fairlane_server.models import load_models
 from inference_consumers.engines.protocol import (
     Cancelled,
     EngineItem,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fairlane.models import load_models
+from fairlane_server.models import load_models
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vllm_client import ServedModel, arguments_of

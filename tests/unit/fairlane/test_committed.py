@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import pytest
-from confluent_kafka import OFFSET_INVALID, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_INVALID, Consumer, KafkaError, KafkaException, TopicPartition
 from prometheus_client import REGISTRY
 
 from fairlane.committed import ResumePoint, resume_points
@@ -16,7 +16,7 @@ FIRST, SECOND = PartitionId("work", 0), PartitionId("work", 1)
 
 
 @dataclass
-class Answers:
+class Answers(Consumer):
     """What the group committed and where the log begins."""
 
     committed_by_partition: dict[PartitionId, tuple[int, str | None]] = field(default_factory=dict)
@@ -27,7 +27,7 @@ class Answers:
     asked: list[float] = field(default_factory=list)
     """Time-outs of the questions, in seconds."""
 
-    def committed(self, partitions: list[TopicPartition], timeout: float) -> list[TopicPartition]:
+    def committed(self, partitions: list[TopicPartition], timeout: float = -1) -> list[TopicPartition]:
         self.asked.append(timeout)
         if self.errors:
             raise KafkaException(KafkaError(self.errors.popleft()))
@@ -40,7 +40,9 @@ class Answers:
             return TopicPartition(*wanted, offset)
         return TopicPartition(*wanted, offset, metadata=metadata)
 
-    def get_watermark_offsets(self, partition: TopicPartition, timeout: float) -> tuple[int, int]:
+    def get_watermark_offsets(
+        self, partition: TopicPartition, timeout: float = -1, cached: bool = False
+    ) -> tuple[int, int]:
         wanted = PartitionId(partition.topic, partition.partition)
         return self.heads.get(wanted, 0), self.ends.get(wanted, 10**6)
 

@@ -8,17 +8,7 @@ from hypothesis import strategies as st
 
 from fairlane import headers, names
 from fairlane.codec import DecodeError, DecodeProblem
-from fairlane.dead_letters import (
-    DeadLetterError,
-    Letter,
-    LetterWriter,
-    ReplayMark,
-    StoredRecord,
-    dead_letter_headers,
-    headers_of,
-    mark_headers,
-    read_record,
-)
+from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
 from fairlane.outcomes import Decision
 from fairlane.records import (
     AuditEvent,
@@ -35,6 +25,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.dead_letters.describe import contents, facts, flat
+from fairlane_server.dead_letters.letters import Letter, ReplayMark, StoredRecord, headers_of, mark_headers, read_record
 from fairlane_server.dead_letters.replay import (
     NotReplayableError,
     ReplayRate,

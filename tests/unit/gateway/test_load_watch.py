@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 from fairlane.backoff import Backoff
-from fairlane.cluster import ClusterError
 from fairlane.schema_files import default_codec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.load_board import LoadView
 from producers.gateway.pipeline import load_watch
 from producers.gateway.pipeline.load_watch import LoadWatch

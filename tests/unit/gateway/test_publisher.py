@@ -7,13 +7,14 @@ from dataclasses import dataclass, field
 import pytest
 from confluent_kafka import KafkaError, KafkaException, Message
 
-from fairlane.client.ports import DeliveryReport, KafkaHeaders
+from fairlane.client.connector import KafkaHeaders
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, AsyncPublisher
 from producers.openai_api.errors import UNAVAILABLE, UNCERTAIN, GatewayError
 from tests.kit.waiting import eventually_async
 
 MAX_RECORDS, MAX_BYTES = 8, 2_000
+DeliveryReport = Callable[[KafkaError | None, Message], None]
 Report = tuple[DeliveryReport, KafkaError | None]
 
 

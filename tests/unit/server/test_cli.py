@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane import cluster
 from fairlane_server.cli import main
+from fairlane_server.kafka import cluster_admin
 from tests.contract.registry_double import RegistryDouble, running_registry
 
 NOWHERE = "127.0.0.1:1"
@@ -20,7 +20,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("KAFKA_SECURITY_PROTOCOL", "SCHEMA_REGISTRY_URL", "TENANTS_FILE", "MODELS_FILE", "METRICS_PORT"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", NOWHERE)
-    monkeypatch.setattr(cluster, "CONNECT_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(cluster_admin, "CONNECT_TIMEOUT_S", 0.2)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_option_overrides_the_environment(capsys: pytest.CaptureFixture[str]) ->
 
 def test_default_timeout_is_within_ten_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    assert cluster.CONNECT_TIMEOUT_S <= 9
+    assert cluster_admin.CONNECT_TIMEOUT_S <= 9
 
 
 def test_wrong_setting_is_named_without_its_value(

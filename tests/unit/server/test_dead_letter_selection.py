@@ -5,8 +5,8 @@ from datetime import UTC, datetime
 import pytest
 
 from fairlane import headers as header_names
-from fairlane.dead_letters import Letter, StoredRecord
 from fairlane.records import InferenceReply, SourceCoordinate
+from fairlane_server.dead_letters.letters import Letter, StoredRecord
 from fairlane_server.dead_letters.selection import OffsetRange, Selection, parse_offsets, parse_time
 
 NOW_MS = 1_800_000_000_000

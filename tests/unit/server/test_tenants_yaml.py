@@ -3,8 +3,8 @@ from pathlib import Path
 import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
-from fairlane.yaml_config import ConfigError
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.yaml_config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

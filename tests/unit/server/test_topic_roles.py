@@ -153,7 +153,7 @@ USES = {
     },
     ("gateway", WRITES): {"requests": (f"{_GATEWAY}/submitter.py", "requests_topic")},
     ("tenant", WRITES): {
-        "requests": ("fairlane/client/core.py", "requests_topic"),
+        "requests": ("fairlane/client/publisher.py", "requests_topic"),
         "dead-letter-replies": ("fairlane/client/reply_service.py", "dead_letter_replies_topic"),
     },
 }

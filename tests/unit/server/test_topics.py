@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane import names
-from fairlane.models import load_models
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec
-from fairlane.yaml_config import ConfigError
 from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.models import load_models
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families, pools_of
+from fairlane_server.yaml_config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FAMILY = """\

@@ -4,16 +4,16 @@ import threading
 
 import pytest
 
-from fairlane.client.handle import Future
+from fairlane.client.handle import Promise
 from tests.kit.waiting import eventually
 
 
 @pytest.fixture
-def promise() -> Future[int]:
-    return Future(threading.Lock())
+def promise() -> Promise[int]:
+    return Promise(threading.Lock())
 
 
-def test_the_first_settlement_counts(promise: Future[int]) -> None:
+def test_the_first_settlement_counts(promise: Promise[int]) -> None:
     assert promise.keep(1)
     assert not promise.keep(2)
     assert not promise.break_with(ValueError("late"))
@@ -21,14 +21,14 @@ def test_the_first_settlement_counts(promise: Future[int]) -> None:
     assert promise.get() == 1
 
 
-def test_a_broken_promise_raises_for_everybody(promise: Future[int]) -> None:
+def test_a_broken_promise_raises_for_everybody(promise: Promise[int]) -> None:
     promise.break_with(LookupError("gone"))
     for _ in range(2):
         with pytest.raises(LookupError, match="gone"):
             promise.get()
 
 
-def test_callbacks_are_called_once_and_at_once_when_it_is_late(promise: Future[int]) -> None:
+def test_callbacks_are_called_once_and_at_once_when_it_is_late(promise: Promise[int]) -> None:
     calls: list[str] = []
 
     def before() -> None:
@@ -46,7 +46,7 @@ def test_callbacks_are_called_once_and_at_once_when_it_is_late(promise: Future[i
     assert calls == ["before", "after"]
 
 
-def test_a_wait_ends_with_the_value_or_the_time(promise: Future[int]) -> None:
+def test_a_wait_ends_with_the_value_or_the_time(promise: Promise[int]) -> None:
     assert not promise.wait(0.01)
     seen: list[bool] = []
     waiters = [threading.Thread(target=lambda: seen.append(promise.wait(10))) for _ in range(3)]
@@ -61,8 +61,8 @@ def test_a_wait_ends_with_the_value_or_the_time(promise: Future[int]) -> None:
 
 def test_many_promises_may_share_a_lock() -> None:
     lock = threading.Lock()
-    first: Future[int] = Future(lock)
-    second: Future[int] = Future(lock)
+    first: Promise[int] = Promise(lock)
+    second: Promise[int] = Promise(lock)
     first.when_done(lambda: (second.keep(2), None)[1])
     first.keep(1)
     eventually(lambda: second.done)

@@ -4,11 +4,11 @@ import re
 from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
+from fairlane.names import MODEL_PATTERN
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion
-from fairlane.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
+from fairlane_server.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
 
-_MODEL = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 # No dots: a pool is one part of a topic name, and dots separate the parts.
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
 _ENGINE = re.compile(r"[a-z][a-z0-9-]{0,63}")
@@ -20,11 +20,6 @@ _LIMIT_KEYS = frozenset({"max_context_tokens", "max_output_tokens"})
 _OPTIONAL_MODEL_KEYS = frozenset({"dedicated_pools", "smaller_model", "dtype", "quantization", "tensor_parallel_size"})
 _DTYPES = ("float32", "bfloat16", "float16")
 _OPTIONAL_LIMIT_KEYS = frozenset({"max_batch_size", "max_batch_tokens"})
-
-
-def is_model_name(value: str) -> bool:
-    """Whether ``value`` is a valid model name."""
-    return _MODEL.fullmatch(value) is not None
 
 
 def load_models(path: Path) -> tuple[ModelVersion, ...]:
@@ -51,7 +46,7 @@ def load_models(path: Path) -> tuple[ModelVersion, ...]:
 
 
 def _check_smaller(node: YamlNode, model: ModelVersion, models: Mapping[str, ModelVersion]) -> None:
-    name = node.string(_MODEL)
+    name = node.string(MODEL_PATTERN)
     if name not in models:
         raise node.error(f"unknown model {name!r}; known here: {', '.join(models)}")
     if missing := [task for task in model.tasks if task not in models[name].tasks]:
@@ -65,7 +60,7 @@ def _model(entry: YamlNode) -> ModelVersion:
     limits = fields["limits"].mapping(_LIMIT_KEYS, _OPTIONAL_LIMIT_KEYS)
     defaults = {name: limits[name].integer(1) for name in _OPTIONAL_LIMIT_KEYS if name in limits}
     return ModelVersion(
-        model=fields["model"].string(_MODEL),
+        model=fields["model"].string(MODEL_PATTERN),
         version=fields["version"].string(_VERSION),
         pool=fields["pool"].string(_POOL),
         engine=fields["engine"].string(_ENGINE),
@@ -75,7 +70,7 @@ def _model(entry: YamlNode) -> ModelVersion:
         max_output_tokens=limits["max_output_tokens"].integer(0),
         **defaults,
         dedicated_pools=_dedicated_pools(fields) if "dedicated_pools" in fields else (),
-        smaller_model=fields["smaller_model"].string(_MODEL) if "smaller_model" in fields else None,
+        smaller_model=fields["smaller_model"].string(MODEL_PATTERN) if "smaller_model" in fields else None,
         dtype=_dtype(fields["dtype"]) if "dtype" in fields else None,
         quantization=fields["quantization"].string(_QUANTIZATION) if "quantization" in fields else None,
         tensor_parallel_size=fields["tensor_parallel_size"].integer(1) if "tensor_parallel_size" in fields else 1,

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.models import load_models
-from fairlane.yaml_config import ConfigError, load_yaml_with_lines
+from fairlane_server.models import load_models
+from fairlane_server.yaml_config import ConfigError, load_yaml_with_lines
 
 PROJECT = Path(__file__).parents[3]
 

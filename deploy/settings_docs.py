@@ -98,11 +98,7 @@ def setting_variables(model: type[KafkaSettings] = Settings) -> tuple[Variable, 
 
 
 def read_compose(text: str) -> ComposeFile:
-    """Find the variables in the text of a compose file.
-
-    Raises:
-        KeyError: COMPOSE_VARIABLES does not explain one.
-    """
+    """Find the variables in the text of a compose file. Raises KeyError: COMPOSE_VARIABLES does not explain one."""
     found: dict[str, Variable] = {}
     settings = {variable.name for variable in setting_variables()}
     defaults: dict[str, str] = {}

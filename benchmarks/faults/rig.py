@@ -12,6 +12,7 @@ from typing import Any
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -20,10 +21,7 @@ from benchmarks.faults.deployed import Deployment
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, Target
 from benchmarks.load import QUIET
 from benchmarks.waiting import wait_until, wait_while
-from deploy.local import procfs
-from deploy.local.process import ProcessView, State
-from deploy.local.procfs import ProcessId
-from deploy.local.run_record import RunRecord
+from deploy.local.run_record import ProcessId, ProcessRecord, RunRecord, State, identify
 from deploy.local.stack import LocalStack
 from fairlane import names
 from fairlane.kafka_config import connection
@@ -254,10 +252,10 @@ class Rig:
     def _engine_of(self, consumer: str) -> ProcessId | None:
         """The process of the model under fire."""
         pid = self.stack.supervisor.process(consumer).pid
-        for child in () if pid is None else procfs.find_by_parent(pid):
-            command = procfs.command_of(child)
-            if _ENGINE_MODULE in command and self._model in command:
-                return child
+        for child in psutil.process_iter(["ppid", "cmdline"]):
+            command = child.info["cmdline"] or ()
+            if child.info["ppid"] == pid and _ENGINE_MODULE in command and self._model in command:
+                return identify(child.pid)
         return None
 
     def _metric(self, service: str, name: str, **labels: str) -> float:
@@ -275,7 +273,7 @@ class Rig:
             )
         return 0.0
 
-    def _is_up(self, view: ProcessView) -> bool:
+    def _is_up(self, view: ProcessRecord) -> bool:
         return view.state is State.DONE or (
             view.state is State.READY and view.pid is not None and view.pid != self._dead_pids.get(view.name)
         )

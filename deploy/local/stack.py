@@ -9,26 +9,28 @@ from types import TracebackType
 from typing import Self
 
 from deploy.local import kafka, postgres, probes, redis
-from deploy.local.endpoints import (
+from deploy.local.kafka import compose_kafka
+from deploy.local.layout import (
+    DEFAULT_DATA_DIR,
     FILES_VARIABLE,
+    KAFKA_LIBS_DIR,
     KAFKA_VARIABLE,
     POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
     POSTGRES_VARIABLE,
     REDIS_CACHE_VARIABLE,
     REDIS_VARIABLE,
+    DataDir,
     Endpoints,
+    StackError,
 )
-from deploy.local.kafka import compose_kafka
-from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir, StackError
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
-from deploy.local.process import ProcessSpec, Reporter
 from deploy.local.redis import Redis
 from deploy.local.run_record import RunLock, end_leftovers
 from deploy.local.services import GATEWAY, HOST, Service, Step
-from deploy.local.supervisor import Supervisor
+from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
 from fairlane_server.processes.restarts import RestartPolicy
 
 ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME, redis.CACHE_NAME)
@@ -53,15 +55,11 @@ class LocalStack:
 
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
-        parts: which of kafka, postgres, redis and redis-cache.
         brokers: number of Kafka nodes, 1 or 3.
         setup: commands that must succeed before the services start.
-        services: what runs on top.
-        environ: where external parts are looked up; the process's environment if None.
-        report: told what happens, or None.
-        sink: receives every line of every log, or None.
-        policy: when to restart what dies and when to give up.
-        kafka_libs: the folder with Kafka's jars.
+        environ: where external parts are looked up; default: the process's environment.
+        report: receives events.
+        sink: receives every line of every log.
     """
 
     def __init__(
@@ -109,11 +107,8 @@ class LocalStack:
 
     def prepare(self) -> Supervisor:
         """Take the data directory, end what a crashed run left, choose ports, check external parts; starts nothing yet.
-
-        Raises:
-            AlreadyRunningError: another supervisor holds the data directory.
-            StackError: something is missing or cannot be reached.
-        """
+        Raises AlreadyRunningError: another supervisor holds the data directory. Raises StackError: something is missing
+        or cannot be reached."""
         if sys.platform != "linux":
             raise StackError("the embedded stack runs on Linux only: use `docker compose up --build` elsewhere")
         self.data_dir.create()
@@ -142,11 +137,8 @@ class LocalStack:
         return self._supervisor
 
     def start(self) -> Self:
-        """Start everything and wait until it is ready.
-
-        Raises:
-            StackError: it cannot be started; nothing of it runs any more.
-        """
+        """Start everything and wait until it is ready. Raises StackError: it cannot be started; nothing of it runs any
+        more."""
         supervisor = self._supervisor or self.prepare()
         try:
             supervisor.start()
@@ -183,9 +175,10 @@ class LocalStack:
         specs: list[ProcessSpec] = []
         kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
-            cluster = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
-            specs += cluster.specs()
-            kafka_servers = cluster.bootstrap_servers
+            # No node waits for another one: none is ready before most of them run.
+            nodes = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
+            specs += [spec for node in nodes for spec in node.specs()]
+            kafka_servers = ",".join(node.bootstrap_servers for node in nodes)
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
@@ -246,11 +239,8 @@ class LocalStack:
         return str(Path(given).resolve() if given else self.data_dir.files)
 
     def _external(self, part: str) -> str:
-        """The address of a part that somebody else runs, empty if there is none.
-
-        Raises:
-            StackError: nothing usable answers there.
-        """
+        """The address of a part that somebody else runs, empty if there is none. Raises StackError: nothing usable
+        answers there."""
         variable = VARIABLES[part]
         address = self._environ.get(variable, "")
         if address and (problem := self._check(part, address)):

@@ -18,8 +18,7 @@ from psycopg import sql
 
 from deploy.local import probes
 from deploy.local.layout import PROJECT_ROOT, AlreadyRunningError, DataDir, StackError
-from deploy.local.procfs import ProcessId, find_by_folder
-from deploy.local.run_record import RunRecord
+from deploy.local.run_record import ProcessId, RunRecord, processes_in
 from deploy.local.services import Service, Step
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
@@ -322,7 +321,7 @@ def alive(data_dir: Path) -> list[ProcessId]:
     assert record is not None
     return [
         *(entry.identity for entry in record.processes if entry.identity is not None),
-        *find_by_folder(DataDir(data_dir).postgres / "data"),
+        *processes_in(DataDir(data_dir).postgres / "data"),
     ]
 
 

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from deploy.local.layout import PROJECT_ROOT, AlreadyRunningError, DataDir
-from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import (
     RUN_ID_VARIABLE,
+    ProcessId,
     ProcessRecord,
     RunLock,
     RunRecord,
+    State,
     end_leftovers,
+    identify,
     own_identity,
     stop_running,
 )
@@ -24,7 +26,7 @@ from tests.kit.waiting import eventually
 SUPERVISED = """
 import sys
 from deploy.local.layout import DataDir
-from deploy.local.process import ProcessSpec
+from deploy.local.supervisor import ProcessSpec
 from deploy.local.supervisor import Supervisor
 from pathlib import Path
 data_dir = DataDir(Path(sys.argv[1]))
@@ -54,7 +56,7 @@ def stranger() -> Iterator[ProcessId]:
 
 def record(*identities: ProcessId, run_id: str = "run") -> RunRecord:
     processes = tuple(
-        ProcessRecord(name=f"p{at}", state="ready", identity=identity, deaths=0, health_url=None)
+        ProcessRecord(name=f"p{at}", state=State.READY, identity=identity, deaths=0, health_url=None)
         for at, identity in enumerate(identities)
     )
     return RunRecord(run_id=run_id, supervisor=ProcessId(1, 0), processes=processes)

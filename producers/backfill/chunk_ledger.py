@@ -11,8 +11,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from producers.backfill import answers
 from producers.backfill.answers import RowAnswer
-from producers.backfill.job import ChunkPlan
-from producers.backfill.row import BadRow, ParsedRow, RowIds
+from producers.backfill.job import BadRow, ChunkPlan, ParsedRow, RowIds
 
 MOST_TRIES = 5
 _BACKOFF = Backoff(first_s=1.0, longest_s=60.0)

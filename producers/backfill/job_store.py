@@ -12,7 +12,7 @@ from psycopg.rows import RowFactory, class_row, dict_row
 
 from fairlane.clock import ClockMs
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, explain
-from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.job import ChunkPlan, Fingerprint, InputPosition, Job, JobSpec, RowTally, Status, Wanted
 from producers.backfill.job_turns import WaitingJob
 from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 
@@ -123,7 +123,7 @@ _RELEASE = "UPDATE backfill_jobs SET lease_until = NULL WHERE job_id = %s AND to
 
 
 class PostgresJobLog(Database):
-    """See :class:`producers.backfill.ports.JobLog`."""
+    """Implements the port ``JobLog``."""
 
     def __init__(self, dsn: str, job_id: str, token: int, clock: ClockMs) -> None:
         super().__init__(dsn)
@@ -143,7 +143,7 @@ class PostgresJobLog(Database):
             connection.execute(_PLAN, (chunk.number, chunk.first_row, chunk.rows, *place, self._job_id))
             connection.execute(_PLANNED, (*following, self._job_id, chunk.number))
 
-    def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
+    def finish(self, chunk: ChunkPlan, part: str, tally: RowTally) -> None:
         with self._fenced() as connection:
             done = connection.execute(_DONE, {"part": part, "job_id": self._job_id, "chunk": chunk.number})
             if done.rowcount:
@@ -201,7 +201,7 @@ class PostgresJobLog(Database):
 
 def _plan(row: tuple[Any, ...]) -> ChunkPlan:
     number, first_row, rows, begin_group, begin_offset, end_group, end_offset, reply_offset = row
-    begin, end = Position(begin_group, begin_offset), Position(end_group, end_offset)
+    begin, end = InputPosition(begin_group, begin_offset), InputPosition(end_group, end_offset)
     return ChunkPlan(number, first_row, rows, begin, end, reply_offset)
 
 
@@ -386,8 +386,8 @@ def job_of(row: Mapping[str, Any]) -> Job:
         counted=row["total_rows"] is not None,
         status=Status(row["status"]),
         wanted=Wanted(row["wanted"]),
-        tally=Tally(*(row[name] for name in _TALLY_COLUMNS)),
+        tally=RowTally(*(row[name] for name in _TALLY_COLUMNS)),
         planned=row["planned_rows"],
-        next_position=Position(row["next_group"], row["next_offset"]),
+        next_position=InputPosition(row["next_group"], row["next_offset"]),
         deadline_at_ms=row["deadline_at_ms"] or row["created_at_ms"] + spec.window_ms,
     )

@@ -23,7 +23,7 @@ from deploy.settings_docs import STORAGE_VARIABLES, setting_variables
 from fairlane.settings import Settings
 from fairlane_server.cli import main as fairlane_main
 from inference_consumers.__main__ import run as run_consumer
-from producers.backfill.cli import main as backfill_main
+from producers.backfill.__main__ import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
 
 SETTINGS = frozenset(variable.name for variable in setting_variables())

@@ -15,7 +15,7 @@ from pathlib import Path
 from benchmarks.cluster import Cluster, cluster
 from benchmarks.observed import REQUEST_TIMEOUT_MS
 from benchmarks.result import Figure, Result
-from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_questions, replaced, submit
+from deploy.demo.documents import FOLDER, HANDBOOK, HandbookQuestion, ingest, load_questions, replaced, submit
 from deploy.demo.workload import LANGUAGE_MODEL, text_of
 from deploy.local.services import MODELS_FILE, Service
 from fairlane import Client
@@ -39,7 +39,7 @@ class Asked:
     Raises RuntimeError where a model should have answered and did not.
     """
 
-    question: Question
+    question: HandbookQuestion
     grounded: InferenceReply
     ungrounded: InferenceReply
     neighbour: InferenceReply
@@ -72,7 +72,7 @@ class Asked:
         return float(any(self.question.source in passage.passage_id for passage in reply.passages))
 
 
-def run(questions: Sequence[Question] | None = None) -> Result:
+def run(questions: Sequence[HandbookQuestion] | None = None) -> Result:
     """Each of the questions, all of the demo's by default, four times."""
     model = next(one for one in load_models(MODELS_FILE) if one.model == LANGUAGE_MODEL)
     services = (
@@ -110,7 +110,7 @@ def result_of(runs: Sequence[dict[str, float]]) -> Result:
     )
 
 
-def write_elsewhere(questions: Iterable[Question], folder: Path) -> None:
+def write_elsewhere(questions: Iterable[HandbookQuestion], folder: Path) -> None:
     """The demo's documents with another answer to each of these questions."""
     folder.mkdir()
     for file in FOLDER.iterdir():
@@ -121,7 +121,7 @@ def write_elsewhere(questions: Iterable[Question], folder: Path) -> None:
         (folder / file.name).write_text(text, encoding="utf-8")
 
 
-def _load(running: Cluster, questions: Sequence[Question]) -> None:
+def _load(running: Cluster, questions: Sequence[HandbookQuestion]) -> None:
     elsewhere = running.folder / "elsewhere"
     write_elsewhere(questions, elsewhere)
     for tenant, folder in ((OWNER, FOLDER), (NEIGHBOUR, elsewhere)):
@@ -130,7 +130,7 @@ def _load(running: Cluster, questions: Sequence[Question]) -> None:
             raise RuntimeError(f"{tenant}'s documents were not loaded: {report}")
 
 
-def _ask(running: Cluster, questions: Sequence[Question]) -> list[Asked]:
+def _ask(running: Cluster, questions: Sequence[HandbookQuestion]) -> list[Asked]:
     with ExitStack() as clients:
         owner, neighbour, stranger = (
             clients.enter_context(Client(tenant, settings=running.settings)) for tenant in (OWNER, NEIGHBOUR, STRANGER)

@@ -94,7 +94,7 @@ def test_every_command_would_be_accepted(
 ) -> None:
     prepared: list[Path] = []
 
-    def note(folder: Path, *_: object) -> list[prepare.Prepared]:
+    def note(folder: Path, *_: object) -> list[prepare.PreparedModel]:
         prepared.append(folder)
         return []
 

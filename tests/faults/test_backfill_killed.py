@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairlane.names import backfill_topic
-from producers.backfill.job import FileFormat, Job, Status
-from producers.backfill.job import RowIds
+from producers.backfill.job import FileFormat, Job, RowIds, Status
 from tests.kit.backfill_bench import BackfillBench, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess

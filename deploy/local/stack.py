@@ -190,11 +190,11 @@ class LocalStack:
                 postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
             state = Redis(self.data_dir.redis, ports.take(redis.NAME))
-            specs += state.specs()
+            specs.append(state.spec())
             redis_url = state.url
         if redis.CACHE_NAME in self._parts and not (redis_cache_url := self._external(redis.CACHE_NAME)):
             cache = Redis(self.data_dir.redis_cache, ports.take(redis.CACHE_NAME), redis.CACHE_NAME)
-            specs += cache.specs()
+            specs.append(cache.spec())
             redis_cache_url = cache.url
         endpoints = Endpoints(
             kafka_servers,

@@ -65,7 +65,7 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "num.network.threads": "2",
     "num.io.threads": "4",
 }
-"""Settings of a node that is alone, wherever it runs; containers use the same."""
+"""Settings of a single node, also in containers."""
 
 REPLICATED_SETTINGS: Mapping[str, str] = {
     "controlled.shutdown.enable": "true",
@@ -78,7 +78,7 @@ REPLICATED_SETTINGS: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "2",
 }
-"""Settings of a node of a cluster that are others, or more, than those of one that is alone."""
+"""Settings of a node of a cluster, in addition to or instead of those of a single node."""
 
 
 def new_cluster_id() -> str:
@@ -92,12 +92,8 @@ class Kafka:
 
     Attributes:
         folder: its data and its properties file.
-        port: where clients connect.
-        controller_port: where its controller listens.
-        libs: the folder with Kafka's jars.
-        name: its name in the stack.
-        node_id: its number in the cluster.
-        voters: the controller ports of all nodes of the cluster by their numbers; empty for one that is alone.
+        libs: folder of Kafka's jars.
+        voters: controller ports of all nodes of the cluster by number; empty for a single node.
         cluster_id: the same for all nodes of the cluster; a data folder is formatted with it once.
     """
 
@@ -112,7 +108,6 @@ class Kafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients."""
         return f"{HOST}:{self.port}"
 
     def specs(self) -> tuple[ProcessSpec, ...]:

@@ -76,14 +76,10 @@ class Endpoints:
     """The addresses of the parts; empty for a part that the stack does not have. Shown with passwords masked.
 
     Attributes:
-        kafka_bootstrap_servers: `host:port`, or several with commas.
-        postgres_dsn: for the services: a role without rights beyond those it was granted.
         postgres_owner_dsn: for migrations: the role that owns the tables.
-        postgres_gateway_dsn: for the gateway, a role with fewer rights; empty: as the services.
-        redis_url: `redis://host:port/db` of the Redis with state.
-        redis_cache_url: of the one with caches.
-        gateway_url: `http://host:port` of the gateway, for its callers; no service needs it.
-        files_url: where the gateway and the runner of jobs keep files: a path that is absolute, or `s3://bucket/prefix`.
+        postgres_gateway_dsn: for the gateway, a role with fewer rights than the services'; empty: as the services.
+        gateway_url: for its callers; no service needs it.
+        files_url: of the gateway's and the jobs' files: an absolute path, or `s3://bucket/prefix`.
     """
 
     kafka_bootstrap_servers: str = ""

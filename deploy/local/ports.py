@@ -19,11 +19,7 @@ ATTEMPTS = 500
 
 
 class PortClaims:
-    """The ports of one stack by name, kept over restarts where possible, so that addresses stay the same.
-
-    Args:
-        file: where the ports of the last run are remembered, or None to remember nothing.
-    """
+    """The ports of one stack by name, kept over restarts where possible. ``file``: the ports of the last run."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file

@@ -47,19 +47,14 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """The Postgres server of one stack.
-
-    Attributes:
-        folder: its cluster (in `data`) and the file with the passwords.
-        port: where clients connect.
-    """
+    """The Postgres server of one stack. ``folder``: its cluster (in `data`) and the file with the passwords."""
 
     folder: Path
     port: int
 
     @property
     def data(self) -> Path:
-        """The data directory; the server and its workers have it as their working directory."""
+        """The working directory of the server and its workers."""
         return self.folder / "data"
 
     @property
@@ -164,11 +159,7 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
     """Create the database, its owner, the other roles and the vector extension, unless they are there.
 
     The roles of the services and of the gateway are no superusers and cannot bypass row-level security. The owner may
-    create databases, each with the extension, for tests.
-
-    Args:
-        admin_dsn: connects as a superuser, to any database but ours.
-        passwords: by role, for those three roles.
+    create databases, each with the extension, for tests. ``admin_dsn``: of a superuser, to any database but ours.
     """
     with psycopg.connect(admin_dsn, autocommit=True, connect_timeout=5) as connection:
         for role, rights in ((OWNER_ROLE, "CREATEDB"), (SERVICE_ROLE, "NOCREATEDB"), (GATEWAY_ROLE, "NOCREATEDB")):

@@ -93,14 +93,14 @@ class LocalStack:
 
     @property
     def endpoints(self) -> Endpoints:
-        """How to reach each part; known once `prepare` or `start` was called."""
+        """Known once `prepare` or `start` was called."""
         if self._endpoints is None:
             raise StackError("the stack has not been started")
         return self._endpoints
 
     @property
     def supervisor(self) -> Supervisor:
-        """What runs the processes; there once `prepare` or `start` was called."""
+        """Known once `prepare` or `start` was called."""
         if self._supervisor is None:
             raise StackError("the stack has not been started")
         return self._supervisor
@@ -154,13 +154,11 @@ class LocalStack:
         self._release()
 
     def __enter__(self) -> Self:
-        """Start."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
         self.stop()
 
     def _release(self) -> None:
@@ -232,7 +230,7 @@ class LocalStack:
         return f"http://{HOST}:{ports.take(_serving(GATEWAY))}"
 
     def _files_url(self) -> str:
-        """Whole, since it stands in jobs: whoever runs one may have been started in another folder."""
+        """Absolute: jobs store it, and a runner may have another working directory."""
         given = self._environ.get(FILES_VARIABLE, "")
         if "://" in given:
             return given

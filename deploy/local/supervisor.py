@@ -316,14 +316,12 @@ class Supervisor:
             return self._children[name].record()
 
     def __enter__(self) -> Self:
-        """Start."""
         self.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
         self.stop()
 
     # ------------------------------------------------------------------ in the supervisor's thread

@@ -153,18 +153,15 @@ class Job:
 
     Attributes:
         job_id: 16 hexadecimal digits.
-        fingerprint: of the input when the job was submitted.
+        fingerprint: of the input when the job was submitted, like ``partitions`` of the reply topic.
         total_rows: rows of the input; 0 until they are ``counted``.
-        partitions: of the reply topic when the job was submitted.
-        wanted: command of its owner.
-        reason: why it has this status.
+        reason: of its status.
         tally: of the finished chunks.
         planned: number of rows in planned chunks.
         next_chunk: number of the next chunk to plan, which begins at ``next_position``.
         started_at_ms: when it was first run with its rows counted.
         deadline_at_ms: end of the completion window.
         ended_at_ms: when it reached a final status, or failed.
-        runner: the present or last runner.
         token: fencing token, raised whenever a runner takes the job; writes with an older one are refused.
     """
 
@@ -196,27 +193,14 @@ _LEAST_COST = 1e-6
 """Cost tokens; a row with less counts as free."""
 
 
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Cost limit of a job, in cost tokens; None: no limit. The expected cost of a row is the average of the finished
-    rows, or the estimate before there are any."""
-
-    max_cost_tokens: int | None
-    estimated_row_cost: float = 0.0
-
-    def row_cost(self, done: RowTally) -> float:
-        """Expected cost of the next row."""
-        return done.cost_tokens / done.rows if done.rows else self.estimated_row_cost
-
-    def affordable_rows(self, done: RowTally, open_rows: int) -> int | None:
-        """Number of rows that may still be sent with so many in flight; None: any number."""
-        if self.max_cost_tokens is None:
-            return None
-        left = self.max_cost_tokens - done.cost_tokens
-        if left <= 0:
-            return 0
-        row_cost = self.row_cost(done)
-        return max(0, int(left / row_cost) - open_rows) if row_cost > _LEAST_COST else None
+def affordable_rows(max_cost_tokens: int | None, spent_tokens: int, row_cost: float, open_rows: int) -> int | None:
+    """Number of rows that may still be sent within a cost limit, with so many in flight; None: any number."""
+    if max_cost_tokens is None:
+        return None
+    left = max_cost_tokens - spent_tokens
+    if left <= 0:
+        return 0
+    return max(0, int(left / row_cost) - open_rows) if row_cost > _LEAST_COST else None
 
 
 @dataclass(frozen=True, slots=True)

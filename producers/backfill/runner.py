@@ -28,7 +28,6 @@ from producers.backfill.inputs import RowSource
 from producers.backfill.job import (
     MAX_COST_REACHED,
     BadRow,
-    Budget,
     ChunkPlan,
     InputPosition,
     Job,
@@ -38,6 +37,7 @@ from producers.backfill.job import (
     RowTally,
     Status,
     Wanted,
+    affordable_rows,
 )
 from producers.backfill.lease import JobControl, JobRetries, LeftError
 from producers.backfill.ports import (
@@ -250,8 +250,10 @@ class Runner:
 
     @property
     def _affordable_rows(self) -> int | None:
-        budget = Budget(self.control.max_cost_tokens, self.row_cost)
-        return budget.affordable_rows(self._done, self._ledger.open_rows)
+        done = self._done
+        # The average of the finished rows; before there are any, the estimate.
+        row_cost = done.cost_tokens / done.rows if done.rows else self.row_cost
+        return affordable_rows(self.control.max_cost_tokens, done.cost_tokens, row_cost, self._ledger.open_rows)
 
     def _open_next(self, most_rows: int) -> None:
         try:

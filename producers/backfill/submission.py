@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 
 from fairlane.clock import ClockMs
 from fairlane.names import is_name
@@ -37,19 +38,14 @@ class Estimate:
     prompt_tokens: int = 0
     output_tokens: int = 0
 
-    @property
-    def wants_next(self) -> bool:
-        """Whether to sample the next row."""
-        return self.rows < ALL_OF_THE_FIRST or self.rows % ONE_IN == 0
-
-    def skip(self) -> None:
-        """Count a row that is not sampled."""
+    def add(self, parse: Callable[[], ParsedRow]) -> None:
+        """Count a row, and sample it if it is one of the sample."""
+        is_sampled = self.rows < ALL_OF_THE_FIRST or self.rows % ONE_IN == 0
         self.rows += 1
-
-    def add(self, row: ParsedRow) -> None:
-        """Count and sample a row."""
-        self.rows += 1
+        if not is_sampled:
+            return
         self.looked_at += 1
+        row = parse()
         if isinstance(row, BadRow):
             self.bad += 1
             return
@@ -85,7 +81,6 @@ class TooExpensiveError(Exception):
 
     def __init__(self, estimate: Estimate, max_cost_tokens: int) -> None:
         super().__init__(f"estimated at {estimate.cost_tokens} cost tokens, more than --max-cost {max_cost_tokens}")
-        self.estimate = estimate
 
 
 def survey(
@@ -106,10 +101,7 @@ def survey(
             if not contents:
                 break
             for content in contents:
-                if estimate.wants_next:
-                    estimate.add(parse_row(content, tenant, spec.defaults, spec.openai_url))
-                else:
-                    estimate.skip()
+                estimate.add(partial(parse_row, content, tenant, spec.defaults, spec.openai_url))
     if estimate.rows > MOST_ROWS:
         raise JobFailedError(f"{estimate.rows} rows are more than {MOST_ROWS}")
     return estimate, fingerprint

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -18,14 +19,13 @@ from producers.backfill.inputs import LineSplitter, Piece
 from producers.backfill.job import (
     MOST_ROWS,
     BadRow,
-    Budget,
     ChunkPlan,
     FileFormat,
     GoodRow,
     InputPosition,
     JobSpec,
     RowIds,
-    RowTally,
+    affordable_rows,
 )
 from producers.backfill.rows import parse_row
 from producers.backfill.submission import Estimate
@@ -202,27 +202,24 @@ def test_columns_are_texts_that_become_what_their_fields_are() -> None:
 def test_what_is_sent_is_expected_to_stay_within_the_budget(
     limit: int, spent: int, done: int, open_rows: int, estimate: float
 ) -> None:
-    budget, tally = Budget(limit, estimate), RowTally(ok=done, cost_tokens=spent if done else 0)
-    rows = budget.affordable_rows(tally, open_rows)
-    cost = budget.row_cost(tally)
+    spent = spent if done else 0
+    cost = spent / done if done else estimate
+    rows = affordable_rows(limit, spent, cost, open_rows)
 
-    if tally.cost_tokens >= limit:
+    if spent >= limit:
         assert rows == 0
     elif rows is None:
         assert cost <= 1e-6
     else:
-        assert rows == 0 or tally.cost_tokens + (open_rows + rows) * cost <= limit * (1 + 1e-9)
-    assert Budget(None).affordable_rows(tally, open_rows) is None
+        assert rows == 0 or spent + (open_rows + rows) * cost <= limit * (1 + 1e-9)
+    assert affordable_rows(None, spent, cost, open_rows) is None
 
 
 def test_an_estimate_is_made_from_some_rows_and_counts_all() -> None:
     estimate = Estimate()
     for number in range(5_000):
-        if estimate.wants_next:
-            row = b'{"model": "m", "prompt": "one two three", "max_tokens": 5}' if number % 2 else b"bad"
-            estimate.add(parse_row(row, "acme", {}))
-        else:
-            estimate.skip()
+        row = b'{"model": "m", "prompt": "one two three", "max_tokens": 5}' if number % 2 else b"bad"
+        estimate.add(partial(parse_row, row, "acme", {}))
 
     assert estimate.rows == 5_000
     assert 1_000 <= estimate.looked_at < 1_100

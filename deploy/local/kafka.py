@@ -191,13 +191,13 @@ def find_java() -> str:
     answer = subprocess.run((found, "-version"), capture_output=True, text=True, timeout=30, check=False)
     version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if version is None or int(version[1]) < MIN_JAVA:
-        tells = version[1] if version else "unknown"
-        raise StackError(f"Java {MIN_JAVA} or newer is needed to run Kafka, {found} is {tells}: {advice}")
+        known = version[1] if version else "unknown"
+        raise StackError(f"Java {MIN_JAVA} or newer is needed to run Kafka, {found} is {known}: {advice}")
     return found
 
 
 MANY = 3
-"""The smallest number of nodes of which one may be away: the others are a majority, and two copies."""
+"""The smallest number of nodes that works without one of them: the others are a majority, and two copies."""
 BROKERS = (1, MANY)
 
 _NODE = re.compile(rf"{NAME}-\d+")

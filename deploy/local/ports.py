@@ -28,8 +28,7 @@ class PortClaims:
         self._taken: dict[str, int] = {}
 
     def take(self, name: str) -> int:
-        """Claim a free port for `name`, the one it had in the last run if nobody else has it now. Raises StackError: no
-        free port was found."""
+        """Claim a free port for `name`, that of the last run if it is free. Raises StackError: there is none."""
         if name in self._taken:
             return self._taken[name]
         remembered = self._by_name.get(name)

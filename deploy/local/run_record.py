@@ -60,7 +60,7 @@ def processes_in(folder: Path) -> set[ProcessId]:
 
 
 def _find(attribute: str, matches: Callable[[object], bool]) -> set[ProcessId]:
-    """Processes of which one attribute of psutil matches, without this one. What may not be read is None."""
+    """Other processes with a matching attribute of psutil; an attribute that may not be read is None."""
     pids = [
         process.pid
         for process in psutil.process_iter([attribute])

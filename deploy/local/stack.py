@@ -237,8 +237,7 @@ class LocalStack:
         return str(Path(given).resolve() if given else self.data_dir.files)
 
     def _external(self, part: str) -> str:
-        """The address of a part that somebody else runs, empty if there is none. Raises StackError: nothing usable
-        answers there."""
+        """The address of an external part, empty if there is none. Raises StackError: it is not usable."""
         variable = VARIABLES[part]
         address = self._environ.get(variable, "")
         if address and (problem := self._check(part, address)):

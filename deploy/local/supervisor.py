@@ -261,12 +261,12 @@ class Supervisor:
         return True
 
     def process(self, name: str) -> ProcessRecord:
-        """The process `name` as it stands. Raises KeyError: there is no such process."""
+        """The present record of a process. Raises KeyError."""
         with self._changed:
             return self._children[name].record()
 
     def processes(self) -> list[ProcessRecord]:
-        """All processes in their order."""
+        """The present records of all processes, in their order."""
         with self._changed:
             return [child.record() for child in self._children.values()]
 

@@ -54,7 +54,7 @@ class FileParts:
 
     def clean_up(self) -> None:
         for url in self._outputs:
-            delete_folder(self._folder(url), self._spec.endpoint)
+            delete_folder(parts_folder(url, self._job_id), self._spec.endpoint)
 
     def _joined(self, parts: Iterable[Blob]) -> Iterator[bytes]:
         if self._spec.output_format is FileFormat.PARQUET:
@@ -72,10 +72,7 @@ class FileParts:
         return [ok, [answer for answer in answers if answer.outcome != Outcome.OK]]
 
     def _part(self, url: str, name: str) -> Blob:
-        return blob_of(f"{self._folder(url)}/{name}", self._spec.endpoint)
-
-    def _folder(self, url: str) -> str:
-        return parts_folder(url, self._job_id)
+        return blob_of(f"{parts_folder(url, self._job_id)}/{name}", self._spec.endpoint)
 
 
 def parts_folder(url: str, job_id: str) -> str:

@@ -1,4 +1,4 @@
-"""Errors of a job, and the ports of its loop, of which tests have in-memory versions."""
+"""Errors of a job, and the ports of its loop. Tests have in-memory versions of the ports."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol

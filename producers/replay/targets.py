@@ -139,7 +139,7 @@ class SdkTarget:
         try:
             return await handle.reply()
         finally:
-            # Cancelled: nobody waits for the answer any more.
+            # Cancelled: the answer is not needed any more.
             if not handle.done():
                 handle.cancel()
 

@@ -37,7 +37,9 @@ class PortClaims:
         for port in candidates:
             if self._claim(port):
                 self._taken[name] = port
-                self._save()
+                if self._file is not None:
+                    self._by_name |= self._taken
+                    write_private(self._file, json.dumps(self._by_name, indent=2))
                 return port
         raise StackError(f"no free TCP port for {name} in {FIRST_PORT}-{LAST_PORT} after {ATTEMPTS} attempts")
 
@@ -60,11 +62,6 @@ class PortClaims:
             return False
         self._claims[port] = claim
         return True
-
-    def _save(self) -> None:
-        if self._file is not None:
-            self._by_name |= self._taken
-            write_private(self._file, json.dumps(self._by_name, indent=2))
 
 
 def is_free(port: int) -> bool:

@@ -177,15 +177,11 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
                 )
             )
         if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone():
-            _create_extension(admin_dsn, "template1")
+            with psycopg.connect(admin_dsn, dbname="template1", autocommit=True, connect_timeout=5) as template:
+                template.execute("CREATE EXTENSION IF NOT EXISTS vector")
             connection.execute(
                 sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(DATABASE), sql.Identifier(OWNER_ROLE))
             )
-
-
-def _create_extension(admin_dsn: str, database: str) -> None:
-    with psycopg.connect(admin_dsn, dbname=database, autocommit=True, connect_timeout=5) as connection:
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
 
 
 def find_binaries() -> Path:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import BinaryIO
 
 import psutil
 from pydantic import TypeAdapter, ValidationError
@@ -138,33 +139,20 @@ def own_identity() -> ProcessId:
     return identity
 
 
-class RunLock:
-    """Exclusive use of a data directory, for as long as this object holds it or its process lives."""
-
-    def __init__(self, data_dir: DataDir) -> None:
-        self._data_dir = data_dir
-        self._descriptor: int | None = None
-
-    def acquire(self) -> None:
-        """Take the lock. Raises AlreadyRunningError."""
-        descriptor = os.open(self._data_dir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            record = RunRecord.load(self._data_dir.processes_file)
-            by = f" (supervisor {record.supervisor.pid})" if record is not None else ""
-            raise AlreadyRunningError(
-                f"a stack is already running in {self._data_dir.root}{by}: "
-                "use it, stop it with `python -m deploy.local down`, or choose another --data-dir"
-            ) from None
-        self._descriptor = descriptor
-
-    def release(self) -> None:
-        """Give the lock back; nothing happens if it is not held."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+def acquire_lock(data_dir: DataDir) -> BinaryIO:
+    """Exclusive use of a data directory, until the file is closed or the process ends. Raises AlreadyRunningError."""
+    file = os.fdopen(os.open(data_dir.lock_file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        record = RunRecord.load(data_dir.processes_file)
+        by = f" (supervisor {record.supervisor.pid})" if record is not None else ""
+        raise AlreadyRunningError(
+            f"a stack is already running in {data_dir.root}{by}: "
+            "use it, stop it with `python -m deploy.local down`, or choose another --data-dir"
+        ) from None
+    return file
 
 
 def end_leftovers(data_dir: DataDir, folders: Sequence[Path] = ()) -> list[int]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from deploy.local import kafka, postgres, probes, redis
 from deploy.local.kafka import compose_kafka
@@ -28,7 +28,7 @@ from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
 from deploy.local.redis import Redis
-from deploy.local.run_record import RunLock, end_leftovers
+from deploy.local.run_record import acquire_lock, end_leftovers
 from deploy.local.services import GATEWAY, HOST, Service, Step
 from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
 from fairlane_server.processes.restarts import RestartPolicy
@@ -86,7 +86,7 @@ class LocalStack:
         self._sink = sink
         self._policy = policy
         self._kafka_libs = kafka_libs
-        self._lock: RunLock | None = None
+        self._lock: BinaryIO | None = None
         self._ports: PortClaims | None = None
         self._endpoints: Endpoints | None = None
         self._supervisor: Supervisor | None = None
@@ -112,16 +112,16 @@ class LocalStack:
         if sys.platform != "linux":
             raise StackError("the embedded stack runs on Linux only: use `docker compose up --build` elsewhere")
         self.data_dir.create()
-        lock = RunLock(self.data_dir)
-        lock.acquire()
-        self._lock = lock
+        self._lock = acquire_lock(self.data_dir)
         try:
             for pid in end_leftovers(self.data_dir, (self.data_dir.postgres / "data",)):
                 self._report("stack", f"ended process {pid}, left over from a run that crashed")
             self._ports = PortClaims(self.data_dir.ports_file)
             part_specs, self._endpoints = self._compose_parts(self._ports)
             specs = self._compose_services(part_specs, self._endpoints, self._ports)
-            self._endpoints = replace(self._endpoints, gateway_url=self._gateway_url(self._ports))
+            if any(service.name == GATEWAY for service in self._services):
+                url = f"http://{HOST}:{self._ports.take(_serving(GATEWAY))}"
+                self._endpoints = replace(self._endpoints, gateway_url=url)
             self._endpoints.save(self.data_dir.endpoints_file)
             self._supervisor = Supervisor(
                 specs,
@@ -164,7 +164,7 @@ class LocalStack:
     def _release(self) -> None:
         if self._lock is not None:
             self.data_dir.endpoints_file.unlink(missing_ok=True)
-            self._lock.release()
+            self._lock.close()
             self._lock = None
         if self._ports is not None:
             self._ports.close()
@@ -222,12 +222,6 @@ class LocalStack:
             for service in self._services
         )
         return (*specs, *services)
-
-    def _gateway_url(self, ports: PortClaims) -> str:
-        """Empty if there is no gateway in this stack."""
-        if all(service.name != GATEWAY for service in self._services):
-            return ""
-        return f"http://{HOST}:{ports.take(_serving(GATEWAY))}"
 
     def _files_url(self) -> str:
         """Absolute: jobs store it, and a runner may have another working directory."""

@@ -21,7 +21,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS
 from fairlane_server.processes.service import StopSignal
 from producers.backfill import progress
 from producers.backfill.app import JobRunner, NotToBeRunError
-from producers.backfill.files import absolute
+from producers.backfill.files import LocalFile, absolute, blob_of, blocks_of
 from producers.backfill.job import (
     DEFAULT_WINDOW_MS,
     MAX_COST_REACHED,
@@ -270,7 +270,8 @@ def results_command(
     if not job.status.is_final:
         fail(f"{job_id} is {job.status}: there is no output yet")
     if out is not None:
-        progress.copy_output(job, out)
+        written = blob_of(job.spec.output, job.spec.endpoint)
+        LocalFile(out).write(blocks_of(written, written.fingerprint()))
     shown = {
         "job_id": job_id,
         "output": job.spec.output,

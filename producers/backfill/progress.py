@@ -3,14 +3,12 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fairlane.logs import get_logger
 from fairlane_server.cli.progress import Bars, Pace, hours, rate_per_s, rate_text
 from producers.backfill.app import OnProgress
-from producers.backfill.files import LocalFile, blob_of, blocks_of
 from producers.backfill.job import Job, RowTally, Status
 from producers.backfill.submission import Estimate
 
@@ -108,12 +106,6 @@ def estimate_line(estimate: Estimate) -> str:
         f"{found['rows']} rows{bad}; about {found['prompt_tokens']} prompt and {found['output_tokens']} output tokens, "
         f"{found['cost_tokens']} cost tokens"
     )
-
-
-def copy_output(job: Job, out: Path) -> None:
-    """Copy the output of a job that has ended. Raises UnavailableError, JobFailedError."""
-    output = blob_of(job.spec.output, job.spec.endpoint)
-    LocalFile(out).write(blocks_of(output, output.fingerprint()))
 
 
 log = get_logger(__name__)

@@ -13,9 +13,9 @@ from deploy.local.run_record import (
     RUN_ID_VARIABLE,
     ProcessId,
     ProcessRecord,
-    RunLock,
     RunRecord,
     State,
+    acquire_lock,
     end_leftovers,
     identify,
     own_identity,
@@ -122,15 +122,12 @@ def test_a_record_survives_being_written(data_dir: DataDir) -> None:
 
 
 def test_one_data_directory_has_one_supervisor(data_dir: DataDir) -> None:
-    first, second = RunLock(data_dir), RunLock(data_dir)
-    first.acquire()
+    first = acquire_lock(data_dir)
     record().save(data_dir.processes_file)
     with pytest.raises(AlreadyRunningError, match=r"already running in .* \(supervisor 1\): use it, stop it with"):
-        second.acquire()
-    first.release()
-    second.acquire()
-    second.release()
-    second.release()
+        acquire_lock(data_dir)
+    first.close()
+    acquire_lock(data_dir).close()
 
 
 def test_down_without_a_stack_does_nothing(data_dir: DataDir, stranger: ProcessId) -> None:

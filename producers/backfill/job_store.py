@@ -92,12 +92,9 @@ UPDATE backfill_jobs SET ok_rows = ok_rows + %s, failed_rows = failed_rows + %s,
     completion_tokens = completion_tokens + %s, cost_tokens = cost_tokens + %s
 WHERE job_id = %s
 """
-_PARTS_BY_CHUNK = """
-SELECT part, chunk FROM backfill_chunks WHERE job_id = %s AND part IS NOT NULL AND chunk > %s ORDER BY chunk LIMIT %s
-"""
-_PARTS_BY_END = """
-SELECT part, done_number FROM backfill_chunks
-WHERE job_id = %s AND part IS NOT NULL AND done_number > %s ORDER BY done_number LIMIT %s
+_PARTS = """
+SELECT part, {order} FROM backfill_chunks
+WHERE job_id = %s AND part IS NOT NULL AND {order} > %s ORDER BY {order} LIMIT %s
 """
 # A pause or a cancel comes too late for a job that is being ended; a resume or a cancel comes in time for one that is
 # being paused. A final status never changes.
@@ -150,7 +147,7 @@ class PostgresJobLog(Database):
                 connection.execute(_COUNT, (*astuple(tally), self._job_id))
 
     def parts(self, *, ordered: bool) -> Iterator[str]:
-        query = _PARTS_BY_CHUNK if ordered else _PARTS_BY_END
+        query = _PARTS.format(order="chunk" if ordered else "done_number")
         after = -1
         while True:
             with self._fenced() as connection:

@@ -16,7 +16,7 @@ from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
 from benchmarks.waiting import wait_while
 from deploy.local import probes
 from deploy.local.ports import PortClaims
-from deploy.local.services import HOST, MODELS_FILE, Service, Step
+from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
 from fairlane.settings import Settings
@@ -159,18 +159,20 @@ def cluster(
 
 def _setup(
     tenants_file: str, models_file: str, topics: Sequence[str], partitions: Mapping[str, int], *, tables: bool
-) -> tuple[Step, ...]:
+) -> tuple[SetupStep, ...]:
     command = ("-m", "fairlane_server.cli")
     ours = (*topics, *(f"{name}={count}" for name, count in partitions.items()))
     tenants, models = ("--tenants-file", tenants_file), ("--models-file", models_file)
     steps = (
-        Step("setup-topics", (*command, "topics", "apply", *tenants, *models), after=("kafka",)),
-        *((Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)),) if ours else ()),
-        Step("setup-models", (*command, "models", "apply", *models), after=("setup-topics",)),
-        Step("setup-tenants", (*command, "tenants", "apply", *tenants), after=("setup-models",)),
+        SetupStep("setup-topics", (*command, "topics", "apply", *tenants, *models), after=("kafka",)),
+        *((SetupStep("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)),) if ours else ()),
+        SetupStep("setup-models", (*command, "models", "apply", *models), after=("setup-topics",)),
+        SetupStep("setup-tenants", (*command, "tenants", "apply", *tenants), after=("setup-models",)),
     )
     return (
-        (*steps, Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True)) if tables else steps
+        (*steps, SetupStep("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True))
+        if tables
+        else steps
     )
 
 

@@ -23,7 +23,7 @@ ENGINES = ("real", "simulated")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SetupStep:
     """A command that must succeed before any service starts.
 
     Attributes:
@@ -93,14 +93,14 @@ class Service:
         )
 
 
-def default_setup() -> tuple[Step, ...]:
+def default_setup() -> tuple[SetupStep, ...]:
     """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables."""
     command = ("-m", "fairlane_server.cli")
     return (
-        Step("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
-        Step("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),
-        Step("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models")),
-        Step("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
+        SetupStep("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
+        SetupStep("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),
+        SetupStep("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models")),
+        SetupStep("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
     )
 
 

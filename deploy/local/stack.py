@@ -29,7 +29,7 @@ from deploy.local.ports import PortClaims
 from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
 from deploy.local.redis import Redis
 from deploy.local.run_record import acquire_lock, end_leftovers
-from deploy.local.services import GATEWAY, HOST, Service, Step
+from deploy.local.services import GATEWAY, HOST, Service, SetupStep
 from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
 from fairlane_server.processes.restarts import RestartPolicy
 
@@ -68,7 +68,7 @@ class LocalStack:
         data_dir: Path = DEFAULT_DATA_DIR,
         parts: Sequence[str] = ALL_PARTS,
         brokers: int = 1,
-        setup: Sequence[Step] = (),
+        setup: Sequence[SetupStep] = (),
         services: Sequence[Service] = (),
         environ: Mapping[str, str] | None = None,
         report: Reporter | None = None,

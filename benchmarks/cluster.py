@@ -19,7 +19,7 @@ from pydantic import SecretStr
 from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
 from deploy.local.ports import PortClaims
-from deploy.local.services import HOST, MODELS_FILE, Service, Step
+from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
 from fairlane.records import ModelVersion
@@ -173,14 +173,14 @@ def cluster(
         of_tenants, of_models = ("--tenants-file", str(tenants_file)), ("--models-file", str(models_file))
         ours = (*topics, *(f"{topic}={count}" for topic, count in (partitions or {}).items()))
         setup = [
-            Step("setup-topics", (*command, "topics", "apply", *of_tenants, *of_models), after=("kafka",)),
-            Step("setup-models", (*command, "models", "apply", *of_models), after=("setup-topics",)),
-            Step("setup-tenants", (*command, "tenants", "apply", *of_tenants), after=("setup-models",)),
+            SetupStep("setup-topics", (*command, "topics", "apply", *of_tenants, *of_models), after=("kafka",)),
+            SetupStep("setup-models", (*command, "models", "apply", *of_models), after=("setup-topics",)),
+            SetupStep("setup-tenants", (*command, "tenants", "apply", *of_tenants), after=("setup-models",)),
         ]
         if ours:
-            setup.append(Step("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)))
+            setup.append(SetupStep("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)))
         if "postgres" in parts:
-            setup.append(Step("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True))
+            setup.append(SetupStep("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True))
         stack = LocalStack(
             data_dir=folder / "stack",
             parts=parts,

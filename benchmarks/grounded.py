@@ -15,7 +15,7 @@ from benchmarks.cluster import BenchStack, cluster, shipped_model
 from benchmarks.load import REQUEST_TIMEOUT_MS
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import consumer, dispatcher
-from deploy.demo.documents import FOLDER, HANDBOOK, Question, ingest, load_questions, replaced, submit
+from deploy.demo.documents import FOLDER, HANDBOOK, HandbookQuestion, ingest, load_questions, replaced, submit
 from deploy.demo.workload import LANGUAGE_MODEL, text_of
 from fairlane import Client
 from fairlane.outcomes import Code, Outcome
@@ -37,7 +37,7 @@ _ANSWER_TIMEOUT_S = 300.0
 _ENVIRONMENT = {"RETRIEVAL_BUDGET_MS": "2000"}
 
 
-def run_of(number: int, question: Question, replies: Mapping[str, InferenceReply]) -> dict[str, float]:
+def run_of(number: int, question: HandbookQuestion, replies: Mapping[str, InferenceReply]) -> dict[str, float]:
     """What a question was answered to each who asked it: ``grounded``, ``ungrounded``, ``neighbour``, ``stranger``.
 
     Raises RuntimeError where a model should have answered and did not: no answer must not count as a secret kept.
@@ -63,7 +63,7 @@ def run_of(number: int, question: Question, replies: Mapping[str, InferenceReply
     }
 
 
-def run(questions: Sequence[Question] | None = None) -> Result:
+def run(questions: Sequence[HandbookQuestion] | None = None) -> Result:
     """Each of the questions, all of the demo's by default, four times."""
     model = shipped_model(LANGUAGE_MODEL)
     services = (dispatcher(env=_ENVIRONMENT), consumer(pool=model.pool))
@@ -96,7 +96,7 @@ def result_of(runs: Sequence[dict[str, float]]) -> Result:
     )
 
 
-def write_elsewhere(questions: Iterable[Question], folder: Path) -> None:
+def write_elsewhere(questions: Iterable[HandbookQuestion], folder: Path) -> None:
     """The demo's documents with another answer to each of these questions."""
     folder.mkdir()
     for file in FOLDER.iterdir():
@@ -107,7 +107,7 @@ def write_elsewhere(questions: Iterable[Question], folder: Path) -> None:
         (folder / file.name).write_text(text, encoding="utf-8")
 
 
-def _load(running: BenchStack, questions: Sequence[Question]) -> None:
+def _load(running: BenchStack, questions: Sequence[HandbookQuestion]) -> None:
     elsewhere = running.folder / "elsewhere"
     write_elsewhere(questions, elsewhere)
     for tenant, folder in ((OWNER, FOLDER), (NEIGHBOUR, elsewhere)):
@@ -116,7 +116,9 @@ def _load(running: BenchStack, questions: Sequence[Question]) -> None:
             raise RuntimeError(f"{tenant}'s documents were not loaded: {report}")
 
 
-def _ask(running: BenchStack, questions: Sequence[Question]) -> list[tuple[Question, dict[str, InferenceReply]]]:
+def _ask(
+    running: BenchStack, questions: Sequence[HandbookQuestion]
+) -> list[tuple[HandbookQuestion, dict[str, InferenceReply]]]:
     with ExitStack() as clients:
         client_of = {
             tenant: clients.enter_context(Client(tenant, settings=running.settings))
@@ -137,7 +139,7 @@ def _ask(running: BenchStack, questions: Sequence[Question]) -> list[tuple[Quest
         return asked
 
 
-def _show(question: Question, replies: Mapping[str, InferenceReply]) -> None:
+def _show(question: HandbookQuestion, replies: Mapping[str, InferenceReply]) -> None:
     verdict = "right" if question.is_answered_by(replies["grounded"]) else "wrong"
     print(f"{verdict}: {question.question} ({question.expect}; elsewhere {question.elsewhere})", file=sys.stderr)
     for name, reply in replies.items():

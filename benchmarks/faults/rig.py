@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from urllib.error import URLError
 from urllib.request import urlopen
 
+import psutil
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
 from prometheus_client.parser import text_string_to_metric_families
@@ -18,10 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from benchmarks.cluster import wait_until, wait_while
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, FaultTarget
 from benchmarks.load import QUIET
-from deploy.local import procfs
-from deploy.local.process import ProcessView, State
-from deploy.local.procfs import ProcessId
-from deploy.local.run_record import RunRecord
+from deploy.local.run_record import ProcessId, ProcessRecord, RunRecord, State, identify
 from deploy.local.stack import LocalStack
 from fairlane.codec import Codec
 from fairlane.kafka_config import connection
@@ -266,10 +264,10 @@ class Rig:
     def _engine_of(self, consumer: str) -> ProcessId | None:
         """The process of the model under fire."""
         pid = self.stack.supervisor.process(consumer).pid
-        for child in () if pid is None else procfs.find_by_parent(pid):
-            command = procfs.command_of(child)
-            if _ENGINE_MODULE in command and self._model in command:
-                return child
+        for child in psutil.process_iter(["ppid", "cmdline"]):
+            command = child.info["cmdline"] or ()
+            if child.info["ppid"] == pid and _ENGINE_MODULE in command and self._model in command:
+                return identify(child.pid)
         return None
 
     def _running_items(self, consumer: str) -> float:
@@ -286,7 +284,7 @@ class Rig:
             )
         return 0.0
 
-    def _is_up(self, view: ProcessView) -> bool:
+    def _is_up(self, view: ProcessRecord) -> bool:
         return view.state is State.DONE or (
             view.state is State.READY and view.pid is not None and view.pid != self._dead_pids.get(view.name)
         )

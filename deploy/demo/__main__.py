@@ -14,9 +14,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from deploy.demo import documents, report
 from deploy.demo.checks import check
-from deploy.demo.documents import Compared
-from deploy.demo.report import Answered
-from deploy.demo.workload import TENANTS, Ask, build_workload
+from deploy.demo.report import DemoReply
+from deploy.demo.workload import TENANTS, DemoRequest, build_workload
 from deploy.local.layout import DEFAULT_DATA_DIR, StackError
 from deploy.local.services import default_services, default_setup
 from deploy.local.stack import LocalStack
@@ -49,15 +48,23 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
     started = monotonic()
     # Everything shares this machine with two models at work; a search would often be late for its usual budget.
     services = [replace(one, env={**one.env, "RETRIEVAL_BUDGET_MS": "2000"}) for one in default_services()]
-    stack = LocalStack(data_dir=data_dir, setup=default_setup(), services=services, report=_Report(console))
-    with stack:
+
+    def show(name: str, message: str) -> None:
+        console.print(f"  {name:<22} {message}", style="dim", highlight=False, markup=False)
+
+    with LocalStack(data_dir=data_dir, setup=default_setup(), services=services, report=show) as stack:
         console.print(f"Everything is ready after {monotonic() - started:.0f} s.")
         settings = KafkaSettings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
         asks = build_workload(QUESTIONS)
         asked_at = monotonic()
         answered = _ask_all(console, settings, asks)
         seconds = monotonic() - asked_at
-        compared = _ask_documents(console, settings, stack.endpoints.postgres_dsn)
+        loaded = documents.ingest(stack.endpoints.postgres_dsn)
+        console.print(f"{documents.TENANT}'s handbook is loaded: {loaded.passages} passages in {loaded.seconds:.1f} s.")
+        questions = documents.load_questions()
+        with Client(documents.TENANT, settings=settings) as client:
+            asked = [questions[index] for index in documents.ASKED]
+            compared = documents.compare(client, asked, _ANSWER_TIMEOUT_S)
         request_ids = [one.reply.request_id for one in answered]
         request_ids += [reply.request_id for one in compared for reply in (one.grounded, one.ungrounded)]
         findings = check(settings, stack.endpoints.postgres_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
@@ -70,44 +77,22 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
         return findings.ok and answered_all and all(one.ok for one in compared)
 
 
-class _Report:
-    """Tells what the stack does, a line each, without the noise of its steps."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-
-    def __call__(self, name: str, message: str) -> None:
-        self._console.print(f"  {name:<22} {message}", style="dim", highlight=False, markup=False)
-
-
-def _ask_all(console: Console, settings: KafkaSettings, asks: list[Ask]) -> list[Answered]:
+def _ask_all(console: Console, settings: KafkaSettings, asks: list[DemoRequest]) -> list[DemoReply]:
     """Publish everything, then wait for every reply while the bars move."""
-    with ExitStack() as clients, _progress(console) as progress:
+    columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with ExitStack() as clients, Progress(*columns, console=console) as progress:
         by_tenant = {tenant: clients.enter_context(Client(tenant, settings=settings)) for tenant in TENANTS}
         bars = {
             tenant: progress.add_task(tenant, total=sum(ask.tenant == tenant for ask in asks)) for tenant in TENANTS
         }
-        handles: list[tuple[Ask, Handle]] = [(ask, by_tenant[ask.tenant].submit(**ask.fields)) for ask in asks]
+        handles: list[tuple[DemoRequest, Handle]] = [(ask, by_tenant[ask.tenant].submit(**ask.fields)) for ask in asks]
         deadline = monotonic() + _ANSWER_TIMEOUT_S
         answered = []
         for ask, handle in handles:
             reply = handle.reply(max(0.1, deadline - monotonic()))
-            answered.append(Answered(ask, reply, handle.received_at_ms or 0))
+            answered.append(DemoReply(ask, reply, handle.received_at_ms or 0))
             progress.advance(bars[ask.tenant])
         return answered
-
-
-def _ask_documents(console: Console, settings: KafkaSettings, postgres_dsn: str) -> list[Compared]:
-    loaded = documents.ingest(postgres_dsn)
-    console.print(f"{documents.TENANT}'s handbook is loaded: {loaded.passages} passages in {loaded.seconds:.1f} s.")
-    with Client(documents.TENANT, settings=settings) as client:
-        return documents.compare(client, documents.for_the_demo(), _ANSWER_TIMEOUT_S)
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
-    )
 
 
 if __name__ == "__main__":

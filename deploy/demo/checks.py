@@ -1,4 +1,4 @@
-"""The promise, checked from outside: exactly one committed reply per request, and one row in Postgres that agrees."""
+"""Check of the promise from outside: one committed reply per request, and one row in Postgres that agrees."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable
@@ -22,8 +22,8 @@ _ROWS = "SELECT request_id, outcome, replies_seen FROM results WHERE request_id 
 
 
 @dataclass(frozen=True, slots=True)
-class Findings:
-    """What is wrong; empty lists when nothing is."""
+class PromiseCheck:
+    """Request ids that break the promise, by kind."""
 
     requests: int
     unanswered: list[str] = field(default_factory=list)
@@ -38,17 +38,18 @@ class Findings:
 
 def check(
     settings: KafkaSettings, postgres_dsn: str, tenants: Iterable[str], request_ids: Collection[str], timeout_s: float
-) -> Findings:
-    """Read the reply topics from their beginning, then wait for the recorder to have projected as much.
+) -> PromiseCheck:
+    """Read the reply topics from their beginning, then wait until the recorder has projected all of it.
 
     Raises KafkaException when the broker does not answer, TimeoutError when a topic could not be read to its end.
     """
-    replies = committed_replies(settings, [replies_topic(tenant) for tenant in tenants], timeout_s)
-    wanted = set(request_ids)
+    codec, wanted = default_codec(), set(request_ids)
+    records = committed_records(settings, [replies_topic(tenant) for tenant in tenants], timeout_s)
+    replies = [codec.decode_as(InferenceReply, record.value()) for record in records]
     counts = Counter(reply.request_id for reply in replies if reply.request_id in wanted and not reply.replayed)
     outcomes = {reply.request_id: reply.outcome for reply in replies if reply.request_id in wanted}
     rows = _rows(postgres_dsn, list(wanted), timeout_s)
-    return Findings(
+    return PromiseCheck(
         requests=len(wanted),
         unanswered=sorted(one for one in wanted if counts[one] == 0),
         answered_twice=sorted(one for one in wanted if counts[one] > 1),
@@ -57,15 +58,8 @@ def check(
     )
 
 
-def committed_replies(settings: KafkaSettings, topics: Iterable[str], timeout_s: float) -> list[InferenceReply]:
-    """Every committed reply of these topics, up to their present ends."""
-    codec = default_codec()
-    records = committed_records(settings, topics, timeout_s)
-    return [codec.decode_as(InferenceReply, record.value()) for record in records]
-
-
 def committed_records(settings: KafkaSettings, topics: Iterable[str], timeout_s: float) -> list[Message]:
-    """Every committed record of these topics, up to their present ends. What an open transaction hides is waited for.
+    """Every committed record of these topics, up to their present ends; waits for open transactions.
 
     Raises KafkaException when the broker does not answer, TimeoutError when a topic could not be read to its end.
     """

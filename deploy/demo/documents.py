@@ -1,4 +1,4 @@
-"""The part of the demo about documents: acme's handbook is loaded, and asked about with it and without it."""
+"""Questions about documents: acme's handbook is loaded, and each question is asked with it and without it."""
 
 import re
 from collections.abc import Sequence
@@ -24,14 +24,14 @@ QUESTIONS = Path(__file__).with_name("handbook_questions.yaml")
 
 _MAX_TOKENS = 32
 _SENTENCE_END = re.compile(r"(?<=[.!?])\s|\n")
-_ASKED = (7, 10, 14, 22)
-"""Which of the questions the demo asks."""
+ASKED = (7, 10, 14, 22)
+"""Indexes of the questions that the demo asks."""
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """``expect`` stands in the document ``source`` and in the right answer; ``elsewhere`` takes its place in another
-    tenant's documents. None of them stands in the question."""
+class HandbookQuestion:
+    """``expect`` is in the document ``source`` and in the right answer, not in the question; ``elsewhere`` replaces it
+    in another tenant's documents."""
 
     question: str
     expect: str
@@ -39,12 +39,11 @@ class Question:
     source: str
 
     def is_answered_by(self, reply: InferenceReply) -> bool:
-        """Whether the first sentence of the answer says what is expected: who is asked for one fact and lists what
-        there is has not answered."""
+        """Whether the first sentence of the answer has the expected text: a list of everything is no answer."""
         return says(_SENTENCE_END.split(_text(reply).strip(), maxsplit=1)[0], self.expect)
 
     def is_known_to(self, reply: InferenceReply) -> bool:
-        """Whether what is expected stands anywhere in the answer."""
+        """Whether the expected text is anywhere in the answer."""
         return says(_text(reply), self.expect)
 
     def is_answered_elsewhere_by(self, reply: InferenceReply) -> bool:
@@ -53,13 +52,13 @@ class Question:
 
 
 def says(text: str, expected: str) -> bool:
-    """Whether it stands there as whole words, in whatever case: 12 is neither in 212 nor in 12:30, but in "the 12th",
-    and Wednesday in "on Wednesdays"."""
+    """Whether the text has these whole words in any case: 12 is not in 212 or 12:30, but in "the 12th", and Wednesday
+    in "on Wednesdays"."""
     return _words(expected).search(text) is not None
 
 
 def replaced(text: str, expected: str, other: str) -> str:
-    """The text with something else wherever it says what is expected."""
+    """The text with other words for the expected ones."""
     return _words(expected).sub(lambda _found: other, text)
 
 
@@ -71,7 +70,7 @@ def _words(expected: str) -> re.Pattern[str]:
 class Compared:
     """A question's answer from the documents, and the one without."""
 
-    question: Question
+    question: HandbookQuestion
     grounded: InferenceReply
     ungrounded: InferenceReply
 
@@ -81,16 +80,16 @@ class Compared:
 
     @property
     def ok(self) -> bool:
-        """Both were answered, and one from the right document. What a small model makes of it is shown, not judged."""
+        """Both were answered, one of them from the right document; what a small model makes of it is not judged."""
         return self.has_its_source and self.grounded.outcome == self.ungrounded.outcome == Outcome.OK
 
 
-def load_questions() -> list[Question]:
-    return [Question(**entry) for entry in yaml.safe_load(QUESTIONS.read_text(encoding="utf-8"))]
+def load_questions() -> list[HandbookQuestion]:
+    return [HandbookQuestion(**entry) for entry in yaml.safe_load(QUESTIONS.read_text(encoding="utf-8"))]
 
 
 def ingest(postgres_dsn: str, tenant: str = TENANT, folder: Path = FOLDER) -> IngestReport:
-    """Load the handbook, or a folder as another tenant's; what is there already stays."""
+    """Load the handbook, or another tenant's folder; existing documents stay."""
     settings = Settings(postgres_dsn=SecretStr(postgres_dsn))
     with open_collections(settings, tenant) as collections:
         if COLLECTION not in {one.name for one in collections.list()}:
@@ -98,7 +97,7 @@ def ingest(postgres_dsn: str, tenant: str = TENANT, folder: Path = FOLDER) -> In
         return collections.ingest(COLLECTION, [folder])
 
 
-def compare(client: Client, questions: Sequence[Question], timeout_s: float) -> list[Compared]:
+def compare(client: Client, questions: Sequence[HandbookQuestion], timeout_s: float) -> list[Compared]:
     """Ask each of these twice."""
     asked = [(one, submit(client, one, HANDBOOK), submit(client, one, None)) for one in questions]
     return [
@@ -106,12 +105,9 @@ def compare(client: Client, questions: Sequence[Question], timeout_s: float) -> 
     ]
 
 
-def for_the_demo() -> list[Question]:
-    questions = load_questions()
-    return [questions[index] for index in _ASKED]
-
-
-def submit(client: Client, question: Question, retrieval: Retrieval | None, timeout_ms: int = TIMEOUT_MS) -> Handle:
+def submit(
+    client: Client, question: HandbookQuestion, retrieval: Retrieval | None, timeout_ms: int = TIMEOUT_MS
+) -> Handle:
     """Ask it, with the handbook or without."""
     return client.submit(
         model=LANGUAGE_MODEL,

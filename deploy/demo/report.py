@@ -1,4 +1,4 @@
-"""What the demo shows at the end: a table per tenant and task, or one JSON object."""
+"""Report of the demo: a table per tenant and task, or one JSON object."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -9,9 +9,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from deploy.demo.checks import Findings
+from deploy.demo.checks import PromiseCheck
 from deploy.demo.documents import Compared
-from deploy.demo.workload import Ask, text_of
+from deploy.demo.workload import DemoRequest, text_of
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 
@@ -20,19 +20,19 @@ _SAMPLE_CHARS = 24
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
-    """One request, its reply, and when the client had it, milliseconds since the epoch."""
+class DemoReply:
+    """A request and its reply; ``received_at_ms``: at the client, since the epoch."""
 
-    ask: Ask
+    request: DemoRequest
     reply: InferenceReply
     received_at_ms: int
 
     @property
     def right(self) -> bool:
-        return self.reply.outcome == Outcome.OK and self.ask.is_right(self.reply)
+        return self.reply.outcome == Outcome.OK and self.request.is_right(self.reply)
 
     def stages_ms(self) -> dict[str, int]:
-        """Where the time went. queue: from the broker's receipt to a consumer; commit: until the client had it."""
+        """queue: from the broker to a consumer; commit: until the client has the reply."""
         timings = self.reply.timings
         marks = (
             timings.submitted_at_ms,
@@ -49,7 +49,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TaskFigures:
     """One tenant and task; stages as (p50, p95) in milliseconds."""
 
     tenant: str
@@ -63,18 +63,18 @@ class Row:
     stages_ms: dict[str, tuple[float, float]]
 
 
-def rows(answered: Sequence[Answered]) -> list[Row]:
+def rows(answered: Sequence[DemoReply]) -> list[TaskFigures]:
     """The table's rows, by tenant and task."""
-    groups: dict[tuple[str, str], list[Answered]] = {}
+    groups: dict[tuple[str, str], list[DemoReply]] = {}
     for one in answered:
-        groups.setdefault((one.ask.tenant, one.ask.task), []).append(one)
+        groups.setdefault((one.request.tenant, one.request.task), []).append(one)
     return [
-        Row(
+        TaskFigures(
             tenant=tenant,
             task=task,
             requests=len(group),
             right=sum(one.right for one in group),
-            sample=group[0].ask.show(group[0].reply)[:_SAMPLE_CHARS],
+            sample=group[0].request.show(group[0].reply)[:_SAMPLE_CHARS],
             prompt_tokens=sum(one.reply.usage.prompt_tokens for one in group),
             completion_tokens=sum(one.reply.usage.completion_tokens for one in group),
             largest_batch=max(one.reply.batch_size for one in group),
@@ -91,7 +91,9 @@ def _p50_p95(values: Sequence[int]) -> tuple[float, float]:
     return round(cuts[49], 1), round(cuts[94], 1)
 
 
-def as_json(table: Sequence[Row], compared: Sequence[Compared], findings: Findings, seconds: float) -> dict[str, Any]:
+def as_json(
+    table: Sequence[TaskFigures], compared: Sequence[Compared], findings: PromiseCheck, seconds: float
+) -> dict[str, Any]:
     """The whole result as plain values."""
     return {
         "ok": findings.ok,
@@ -114,7 +116,7 @@ def as_json(table: Sequence[Row], compared: Sequence[Compared], findings: Findin
 
 
 def show(
-    console: Console, table: Sequence[Row], compared: Sequence[Compared], findings: Findings, seconds: float
+    console: Console, table: Sequence[TaskFigures], compared: Sequence[Compared], findings: PromiseCheck, seconds: float
 ) -> None:
     """The same for a person."""
     console.print(_answers(table), _stages(table), _documents(compared))
@@ -134,7 +136,7 @@ def show(
             console.print(f"[red]{name.replace('_', ' ')}: {len(ids)}[/red], for instance {ids[0]}")
 
 
-def _answers(table: Sequence[Row]) -> Table:
+def _answers(table: Sequence[TaskFigures]) -> Table:
     shown = Table("tenant", "task", "n", "right", "an answer", "tokens", "batch", title="Answers", title_justify="left")
     for row in table:
         tokens = f"{row.prompt_tokens}+{row.completion_tokens}"
@@ -152,7 +154,7 @@ def _documents(compared: Sequence[Compared]) -> Table:
     return shown
 
 
-def _stages(table: Sequence[Row]) -> Table:
+def _stages(table: Sequence[TaskFigures]) -> Table:
     shown = Table("tenant", "task", title="Stages, p50 / p95 in ms", title_justify="left")
     for stage in STAGES:
         shown.add_column(stage.replace("_", " "), justify="right")

@@ -1,8 +1,8 @@
-"""What the demo asks: questions, texts, rankings and images, each with a way to tell whether the answer is right."""
+"""Requests of the demo: questions, texts, rankings and images, each with a check of its answer."""
 
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, zip_longest
 from pathlib import Path
 from pydoc_data.topics import topics as python_documentation
@@ -24,46 +24,40 @@ _IMAGES = 12
 _TOPICS = ("while", "if", "import", "class", "try", "lambda", "assert", "yield", "return", "del", "global", "with")
 _CANDIDATES = 6
 
-Answer = Callable[[InferenceReply], bool]
+Check = Callable[[InferenceReply], bool]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """One request of one tenant: what is asked, how an answer is told right, and how it is shown."""
-
-    tenant: str
+class DemoRequest:
     task: str
     fields: Mapping[str, Any]
-    is_right: Answer
+    is_right: Check
     show: Callable[[InferenceReply], str]
+    tenant: str = ""
 
 
-def build_workload(questions_file: Path) -> list[Ask]:
+def build_workload(questions_file: Path) -> list[DemoRequest]:
     """About sixty requests, spread over the tenants and the priorities, tasks mixed."""
     makers = (_chats(questions_file), _rankings(), _embeddings(), _images())
-    asks = [one for one in chain.from_iterable(zip_longest(*makers)) if one is not None]
+    made = [one for one in chain.from_iterable(zip_longest(*makers)) if one is not None]
     priorities = {"acme": ("high", "normal"), "globex": ("normal", "low"), "initech": ("normal", "low")}
     spread = []
-    for index, (task, fields, is_right, show) in enumerate(asks):
+    for index, one in enumerate(made):
         tenant = TENANTS[index % len(TENANTS)]
         priority = priorities[tenant][index // len(TENANTS) % 2]
-        spread.append(
-            Ask(tenant, task, {**fields, "task": task, "priority": priority, "timeout_ms": TIMEOUT_MS}, is_right, show)
-        )
+        fields = {**one.fields, "task": one.task, "priority": priority, "timeout_ms": TIMEOUT_MS}
+        spread.append(replace(one, tenant=tenant, fields=fields))
     return spread
 
 
-_Made = tuple[str, Mapping[str, Any], Answer, Callable[[InferenceReply], str]]
-
-
-def _chats(questions_file: Path) -> Iterator[_Made]:
+def _chats(questions_file: Path) -> Iterator[DemoRequest]:
     for entry in yaml.safe_load(questions_file.read_text(encoding="utf-8")):
         messages = entry.get("messages") or [{"role": "user", "content": entry["question"]}]
         fields = {"model": LANGUAGE_MODEL, "messages": messages, "max_tokens": entry["max_tokens"]}
-        yield "generate", fields, _contains(str(entry["expect"])), text_of
+        yield DemoRequest("generate", fields, _contains(str(entry["expect"])), text_of)
 
 
-def _contains(expected: str) -> Answer:
+def _contains(expected: str) -> Check:
     return lambda reply: reply.output is not None and expected.lower() in (reply.output.text or "").lower()
 
 
@@ -72,19 +66,19 @@ def text_of(reply: InferenceReply) -> str:
     return " ".join(((reply.output and reply.output.text) or "").split())
 
 
-def _rankings() -> Iterator[_Made]:
+def _rankings() -> Iterator[DemoRequest]:
     """Which of six real passages of Python's documentation is about a statement."""
     passages = [_first_paragraph(topic) for topic in _TOPICS]
     for index, topic in enumerate(_TOPICS):
         chosen = [(index + step) % len(_TOPICS) for step in range(_CANDIDATES)]
-        # The right one stands at a different place each time.
+        # The right one is at a different place each time.
         chosen = chosen[index % _CANDIDATES :] + chosen[: index % _CANDIDATES]
         fields = {
             "model": TEXT_MODEL,
             "query": f"How does the {topic} statement of Python work?",
             "documents": [passages[one] for one in chosen],
         }
-        yield "rank", fields, _ranks_first(chosen.index(index)), _best
+        yield DemoRequest("rank", fields, _ranks_first(chosen.index(index)), _best)
 
 
 def _first_paragraph(topic: str) -> str:
@@ -92,7 +86,7 @@ def _first_paragraph(topic: str) -> str:
     return " ".join(" ".join(prose[:2]).split())[:600]
 
 
-def _ranks_first(index: int) -> Answer:
+def _ranks_first(index: int) -> Check:
     return lambda reply: (
         reply.output is not None
         and reply.output.scores is not None
@@ -105,10 +99,10 @@ def _best(reply: InferenceReply) -> str:
     return f"best of {len(scores)}: {max(scores, default=0):.2f}"
 
 
-def _embeddings() -> Iterator[_Made]:
+def _embeddings() -> Iterator[DemoRequest]:
     for topic in list(python_documentation)[:_EMBEDDINGS]:
         text = " ".join(python_documentation[topic].split())[:500]
-        yield "embed", {"model": TEXT_MODEL, "texts": [text, topic]}, _is_two_unit_vectors, _vectors
+        yield DemoRequest("embed", {"model": TEXT_MODEL, "texts": [text, topic]}, _is_two_unit_vectors, _vectors)
 
 
 def _is_two_unit_vectors(reply: InferenceReply) -> bool:
@@ -121,14 +115,15 @@ def _vectors(reply: InferenceReply) -> str:
     return f"{len(vectors)} vectors of {len(vectors[0]) if vectors else 0}"
 
 
-def _images() -> Iterator[_Made]:
+def _images() -> Iterator[DemoRequest]:
     """Handwritten digits that the classifier has not seen in its training."""
     split = load_split()
     for image, label in list(zip(split.test_images, split.test_labels, strict=True))[:_IMAGES]:
-        yield "classify", {"model": IMAGE_MODEL, "image": image.tobytes()}, _is_digit(str(label)), _label
+        fields = {"model": IMAGE_MODEL, "image": image.tobytes()}
+        yield DemoRequest("classify", fields, _is_digit(str(label)), _label)
 
 
-def _is_digit(expected: str) -> Answer:
+def _is_digit(expected: str) -> Check:
     return lambda reply: bool(reply.output and reply.output.labels and reply.output.labels[0].label == expected)
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from deploy.local import probes
 from deploy.local.layout import KAFKA_LIBS_DIR, StackError, write_private
 from deploy.local.ports import PortClaims
-from deploy.local.process import ProcessSpec
+from deploy.local.supervisor import ProcessSpec
 
 NAME = "kafka"
 HOST = "127.0.0.1"
@@ -65,7 +65,7 @@ BROKER_SETTINGS: Mapping[str, str] = {
     "num.network.threads": "2",
     "num.io.threads": "4",
 }
-"""Settings of a node that is alone, wherever it runs; containers use the same."""
+"""Settings of a single node, also in containers."""
 
 REPLICATED_SETTINGS: Mapping[str, str] = {
     "controlled.shutdown.enable": "true",
@@ -78,7 +78,7 @@ REPLICATED_SETTINGS: Mapping[str, str] = {
     "share.coordinator.state.topic.replication.factor": "3",
     "share.coordinator.state.topic.min.isr": "2",
 }
-"""Settings of a node of a cluster that are others, or more, than those of one that is alone."""
+"""Settings of a node of a cluster, in addition to or instead of those of a single node."""
 
 
 def new_cluster_id() -> str:
@@ -92,12 +92,8 @@ class Kafka:
 
     Attributes:
         folder: its data and its properties file.
-        port: where clients connect.
-        controller_port: where its controller listens.
-        libs: the folder with Kafka's jars.
-        name: its name in the stack.
-        node_id: its number in the cluster.
-        voters: the controller ports of all nodes of the cluster by their numbers; empty for one that is alone.
+        libs: folder of Kafka's jars.
+        voters: controller ports of all nodes of the cluster by number; empty for a single node.
         cluster_id: the same for all nodes of the cluster; a data folder is formatted with it once.
     """
 
@@ -112,15 +108,11 @@ class Kafka:
 
     @property
     def bootstrap_servers(self) -> str:
-        """The address for clients."""
         return f"{HOST}:{self.port}"
 
     def specs(self) -> tuple[ProcessSpec, ...]:
-        """Write the properties file and say what to run: formatting, for a new data folder only, then the node.
-
-        Raises:
-            StackError: Java or the jars are missing.
-        """
+        """Write the properties file and say what to run: formatting, for a new data folder only, then the node. Raises
+        StackError: Java or the jars are missing."""
         if not any(self.libs.glob("kafka_2.13-*.jar")):
             raise StackError(f"Kafka's jars are not in {self.libs}: run `make install`")
         java = find_java()
@@ -158,14 +150,10 @@ class Kafka:
         script = 'data="$1"; mark="$2"; shift 2; rm -rf "$data" && "$@" && : > "$mark"'
         return ProcessSpec(
             name=name,
-            argv=("/bin/sh", "-c", script, "sh", str(self._data), str(self.folder / MARK), *tool),
+            argv=("/bin/sh", "-c", script, "sh", str(log_dir(self.folder)), str(self.folder / MARK), *tool),
             cwd=self.folder,
             one_shot=True,
         )
-
-    @property
-    def _data(self) -> Path:
-        return log_dir(self.folder)
 
     def _properties(self) -> str:
         settings = {**BROKER_SETTINGS, **REPLICATED_SETTINGS} if self.voters else BROKER_SETTINGS
@@ -176,7 +164,7 @@ class Kafka:
             "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
             # Not in the log, as voters that are agreed upon would be: after a restart every port may be another one.
             "controller.quorum.voters": ",".join(f"{node}@{HOST}:{port}" for node, port in sorted(voters.items())),
-            "log.dirs": str(self._data),
+            "log.dirs": str(log_dir(self.folder)),
         }
         return "".join(f"{name}={value}\n" for name, value in {**settings, **here}.items())
 
@@ -192,11 +180,8 @@ def is_formatted(folder: Path) -> bool:
 
 
 def find_java() -> str:
-    """The path of a Java that Kafka runs on, from JAVA_HOME or the search path.
-
-    Raises:
-        StackError: there is none, or it is too old.
-    """
+    """The path of a Java that Kafka runs on, from JAVA_HOME or the search path. Raises StackError: there is none, or it
+    is too old."""
     home = os.environ.get("JAVA_HOME")
     candidate = Path(home) / "bin" / "java" if home else None
     found = str(candidate) if candidate is not None and candidate.exists() else shutil.which("java")
@@ -206,43 +191,22 @@ def find_java() -> str:
     answer = subprocess.run((found, "-version"), capture_output=True, text=True, timeout=30, check=False)
     version = re.search(r'version "(?:1\.)?(\d+)', answer.stderr)
     if version is None or int(version[1]) < MIN_JAVA:
-        tells = version[1] if version else "unknown"
-        raise StackError(f"Java {MIN_JAVA} or newer is needed to run Kafka, {found} is {tells}: {advice}")
+        known = version[1] if version else "unknown"
+        raise StackError(f"Java {MIN_JAVA} or newer is needed to run Kafka, {found} is {known}: {advice}")
     return found
 
 
 MANY = 3
-"""The smallest number of nodes of which one may be away: the others are a majority, and two copies."""
+"""The smallest number of nodes that works without one of them: the others are a majority, and two copies."""
 BROKERS = (1, MANY)
 
 _NODE = re.compile(rf"{NAME}-\d+")
 
 
-@dataclass(frozen=True, slots=True)
-class KafkaCluster:
-    """The Kafka nodes of one stack, in the order of their numbers."""
+def compose_kafka(folder: Path, brokers: int, ports: PortClaims, libs: Path = KAFKA_LIBS_DIR) -> tuple[Kafka, ...]:
+    """The nodes in the order of their numbers, with data in `folder`, on the ports of the last run where still free.
 
-    nodes: tuple[Kafka, ...]
-
-    @property
-    def bootstrap_servers(self) -> str:
-        """The addresses for clients, in the order of the nodes, with commas."""
-        return ",".join(node.bootstrap_servers for node in self.nodes)
-
-    def specs(self) -> tuple[ProcessSpec, ...]:
-        """What to run. No node waits for another one: none is ready before most of them run.
-
-        Raises:
-            StackError: Java or the jars are missing.
-        """
-        return tuple(spec for node in self.nodes for spec in node.specs())
-
-
-def compose_kafka(folder: Path, brokers: int, ports: PortClaims, libs: Path = KAFKA_LIBS_DIR) -> KafkaCluster:
-    """The nodes whose data are in `folder`, on the ports of the last run where these are still free.
-
-    Raises:
-        StackError: the number is none of BROKERS, the data are those of another number, or no port is free.
+    Raises StackError: the number is none of BROKERS, the data are those of another number, or no port is free.
     """
     if brokers not in BROKERS:
         raise StackError(f"{brokers} Kafka brokers: there can be {' or '.join(map(str, BROKERS))}")
@@ -254,18 +218,16 @@ def compose_kafka(folder: Path, brokers: int, ports: PortClaims, libs: Path = KA
     clients = [ports.take(name) for name in names]
     controllers = [ports.take(f"{name}-controller") for name in names]
     if brokers == 1:
-        return KafkaCluster((Kafka(folder, clients[0], controllers[0], libs),))
+        return (Kafka(folder, clients[0], controllers[0], libs),)
     if not cluster_id_file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         # Before anything is formatted: a run that is killed in between must not leave nodes of two clusters.
         write_private(cluster_id_file, new_cluster_id())
     cluster_id = cluster_id_file.read_text(encoding="utf-8")
     voters = dict(enumerate(controllers, FIRST_ID))
-    return KafkaCluster(
-        tuple(
-            Kafka(folder / name, port, voters[node_id], libs, name, node_id, voters, cluster_id)
-            for node_id, (name, port) in enumerate(zip(names, clients, strict=True), FIRST_ID)
-        )
+    return tuple(
+        Kafka(folder / name, port, voters[node_id], libs, name, node_id, voters, cluster_id)
+        for node_id, (name, port) in enumerate(zip(names, clients, strict=True), FIRST_ID)
     )
 
 

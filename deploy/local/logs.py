@@ -42,11 +42,9 @@ class LogKeeper:
     """Follows the logs and cuts each that grows past the bound, in a thread of its own.
 
     Args:
-        folder: where the logs are.
-        names: the processes whose logs are kept.
-        sink: receives every new line, or None to only keep the bound.
-        max_bytes: a log longer than this is moved to `NAME.log.1` and starts anew; None to only follow.
-        from_end: whether to pass over what is in the logs already.
+        sink: receives every new line; None: the logs are only cut.
+        max_bytes: a longer log is moved to `NAME.log.1` and begins again; None: the logs are only followed.
+        from_end: skip the present lines.
     """
 
     def __init__(
@@ -65,7 +63,6 @@ class LogKeeper:
         self._thread = threading.Thread(target=self._run, name="log-keeper", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         self._thread.start()
 
     def stop(self) -> None:

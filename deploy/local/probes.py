@@ -46,12 +46,8 @@ def kafka(bootstrap_servers: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | N
 
 
 def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Whether the Kafka broker at `address` takes part in its cluster, and what it keeps can be read.
-
-    Args:
-        address: `host:port`, as the broker tells it to clients.
-        timeout_s: for each of two requests.
-    """
+    """Whether the Kafka broker at `address`, its advertised `host:port`, takes part in its cluster, and its data can be
+    read. ``timeout_s``: for each of two requests."""
 
     def check(client: "AdminClient", metadata: "ClusterMetadata") -> str | None:
         from confluent_kafka import TopicPartition
@@ -68,7 +64,7 @@ def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
                     return f"partition {partition.id} of {topic.topic} has no leader"
                 if partition.leader == node:
                     led[TopicPartition(str(topic.topic), partition.id)] = latest
-        # Who just became a leader does not know how much of its log the others have, and tells nobody where it ends.
+        # A new leader does not know how much of its log the others have, and reports no end offset.
         for answer in client.list_offsets(led, request_timeout=timeout_s).values() if led else ():
             answer.result(timeout_s + 1)
         return None
@@ -79,7 +75,7 @@ def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
 def _ask_kafka(
     bootstrap_servers: str, timeout_s: float, check: "Callable[[AdminClient, ClusterMetadata], str | None]"
 ) -> str | None:
-    """What `check` says of the cluster, or why it cannot be asked."""
+    """The result of `check`, or why the cluster does not answer."""
     from confluent_kafka import KafkaException
     from confluent_kafka.admin import AdminClient
 

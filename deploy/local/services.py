@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import yaml
+from pydantic import BaseModel, ValidationError
 
 from deploy.local import probes
-from deploy.local.endpoints import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, Endpoints
 from deploy.local.kafka import part_of
-from deploy.local.layout import PROJECT_ROOT, StackError
-from deploy.local.process import ProcessSpec
+from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, PROJECT_ROOT, Endpoints, StackError
+from deploy.local.supervisor import ProcessSpec
 
 MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
 HOST = "127.0.0.1"
@@ -23,13 +23,12 @@ ENGINES = ("real", "simulated")
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SetupStep:
     """A command that must succeed before any service starts.
 
     Attributes:
-        name: its name in the stack.
-        arguments: what follows `python`.
-        after: names of the parts or steps that it needs.
+        arguments: of `python`.
+        after: parts or steps that it needs.
         as_owner: whether it gets the role that owns the tables.
     """
 
@@ -57,10 +56,10 @@ class Service:
     """A long-running process with `/health/ready` on a port of its own.
 
     Attributes:
-        name: its name in the stack, and its INSTANCE_ID: stable over restarts.
-        arguments: what follows `python`.
+        name: also its INSTANCE_ID: stable over restarts.
+        arguments: of `python`.
         env: added to the addresses of the parts.
-        port_variable: the setting that gets the port of what it serves, if it serves anything.
+        port_variable: setting that gets the port of its own server, if it has one.
     """
 
     name: str
@@ -94,28 +93,22 @@ class Service:
         )
 
 
-def default_setup() -> tuple[Step, ...]:
+def default_setup() -> tuple[SetupStep, ...]:
     """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables."""
     command = ("-m", "fairlane_server.cli")
     return (
-        Step("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
-        Step("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),
-        Step("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models")),
-        Step("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
+        SetupStep("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
+        SetupStep("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),
+        SetupStep("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models")),
+        SetupStep("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
     )
 
 
 def default_services(
     *, dispatchers: int = 1, consumers: int = 1, engine: str | None = None, models_file: Path = MODELS_FILE
 ) -> tuple[Service, ...]:
-    """Every service of the pipeline.
-
-    Args:
-        dispatchers: number of dispatchers.
-        consumers: number of inference consumers of each pool.
-        engine: one of ENGINES, for every service, or None to leave it to their settings.
-        models_file: says which pools there are.
-    """
+    """Every service of the pipeline. ``consumers``: of each pool of ``models_file``; ``engine``: one of ENGINES, for
+    every service, or None to leave it to their settings."""
     override = {"ENGINE": engine} if engine else {}
     return (
         *(
@@ -133,28 +126,22 @@ def default_services(
     )
 
 
-def read_pools(models_file: Path = MODELS_FILE) -> tuple[str, ...]:
-    """The pools of the models file, each once, in its order; those of single tenants come last.
+class _Model(BaseModel):
+    pool: str
+    dedicated_pools: list[str] | None = None
 
-    Raises:
-        StackError: the file cannot be read, or has no list `models` whose entries name a `pool`, or names
-            `dedicated_pools` that are no list.
-    """
+
+class _ModelsFile(BaseModel):
+    models: list[_Model]
+
+
+def read_pools(models_file: Path = MODELS_FILE) -> tuple[str, ...]:
+    """The pools of the models file, each once, in its order; those of single tenants come last. Raises StackError."""
     try:
-        raw = yaml.safe_load(models_file.read_text(encoding="utf-8"))
-        shared = [str(model["pool"]) for model in raw["models"]]
-        dedicated = [str(pool) for model in raw["models"] for pool in _listed(model.get("dedicated_pools"))]
-        return tuple(dict.fromkeys((*shared, *dedicated)))
+        models = _ModelsFile.model_validate(yaml.safe_load(models_file.read_text(encoding="utf-8"))).models
     except OSError as error:
         raise StackError(f"{models_file}: {error.strerror}") from None
-    except (yaml.YAMLError, KeyError, TypeError):
+    except (yaml.YAMLError, ValidationError):
         raise StackError(f"{models_file}: expected a list `models` whose entries name a `pool`") from None
-
-
-def _listed(pools: object) -> list[object]:
-    """What stands in an optional list. Raises TypeError for anything else: the letters of a string are no pools."""
-    if pools is None:
-        return []
-    if not isinstance(pools, list):
-        raise TypeError("no list")
-    return pools
+    dedicated = (pool for model in models for pool in model.dedicated_pools or ())
+    return tuple(dict.fromkeys((*(model.pool for model in models), *dedicated)))

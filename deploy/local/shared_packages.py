@@ -66,7 +66,7 @@ def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
     except FileNotFoundError:
-        # Byte code that the list of a package names and nobody has made yet.
+        # Byte code that is listed by a package and was not compiled yet.
         return
     except OSError:
         # Another file system, or one without links.

@@ -6,29 +6,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import BinaryIO, Self
 
 from deploy.local import kafka, postgres, probes, redis
-from deploy.local.endpoints import (
+from deploy.local.kafka import compose_kafka
+from deploy.local.layout import (
+    DEFAULT_DATA_DIR,
     FILES_VARIABLE,
+    KAFKA_LIBS_DIR,
     KAFKA_VARIABLE,
     POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
     POSTGRES_VARIABLE,
     REDIS_CACHE_VARIABLE,
     REDIS_VARIABLE,
+    DataDir,
     Endpoints,
+    StackError,
 )
-from deploy.local.kafka import compose_kafka
-from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, DataDir, StackError
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
-from deploy.local.process import ProcessSpec, Reporter
 from deploy.local.redis import Redis
-from deploy.local.run_record import RunLock, end_leftovers
-from deploy.local.services import GATEWAY, HOST, Service, Step
-from deploy.local.supervisor import Supervisor
+from deploy.local.run_record import acquire_lock, end_leftovers
+from deploy.local.services import GATEWAY, HOST, Service, SetupStep
+from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
 from fairlane_server.processes.restarts import RestartPolicy
 
 ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME, redis.CACHE_NAME)
@@ -53,15 +55,11 @@ class LocalStack:
 
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
-        parts: which of kafka, postgres, redis and redis-cache.
         brokers: number of Kafka nodes, 1 or 3.
         setup: commands that must succeed before the services start.
-        services: what runs on top.
-        environ: where external parts are looked up; the process's environment if None.
-        report: told what happens, or None.
-        sink: receives every line of every log, or None.
-        policy: when to restart what dies and when to give up.
-        kafka_libs: the folder with Kafka's jars.
+        environ: where external parts are looked up; default: the process's environment.
+        report: receives events.
+        sink: receives every line of every log.
     """
 
     def __init__(
@@ -70,7 +68,7 @@ class LocalStack:
         data_dir: Path = DEFAULT_DATA_DIR,
         parts: Sequence[str] = ALL_PARTS,
         brokers: int = 1,
-        setup: Sequence[Step] = (),
+        setup: Sequence[SetupStep] = (),
         services: Sequence[Service] = (),
         environ: Mapping[str, str] | None = None,
         report: Reporter | None = None,
@@ -88,45 +86,42 @@ class LocalStack:
         self._sink = sink
         self._policy = policy
         self._kafka_libs = kafka_libs
-        self._lock: RunLock | None = None
+        self._lock: BinaryIO | None = None
         self._ports: PortClaims | None = None
         self._endpoints: Endpoints | None = None
         self._supervisor: Supervisor | None = None
 
     @property
     def endpoints(self) -> Endpoints:
-        """How to reach each part; known once `prepare` or `start` was called."""
+        """Known once `prepare` or `start` was called."""
         if self._endpoints is None:
             raise StackError("the stack has not been started")
         return self._endpoints
 
     @property
     def supervisor(self) -> Supervisor:
-        """What runs the processes; there once `prepare` or `start` was called."""
+        """Known once `prepare` or `start` was called."""
         if self._supervisor is None:
             raise StackError("the stack has not been started")
         return self._supervisor
 
     def prepare(self) -> Supervisor:
         """Take the data directory, end what a crashed run left, choose ports, check external parts; starts nothing yet.
-
-        Raises:
-            AlreadyRunningError: another supervisor holds the data directory.
-            StackError: something is missing or cannot be reached.
-        """
+        Raises AlreadyRunningError: another supervisor holds the data directory. Raises StackError: something is missing
+        or cannot be reached."""
         if sys.platform != "linux":
             raise StackError("the embedded stack runs on Linux only: use `docker compose up --build` elsewhere")
         self.data_dir.create()
-        lock = RunLock(self.data_dir)
-        lock.acquire()
-        self._lock = lock
+        self._lock = acquire_lock(self.data_dir)
         try:
             for pid in end_leftovers(self.data_dir, (self.data_dir.postgres / "data",)):
                 self._report("stack", f"ended process {pid}, left over from a run that crashed")
             self._ports = PortClaims(self.data_dir.ports_file)
             part_specs, self._endpoints = self._compose_parts(self._ports)
             specs = self._compose_services(part_specs, self._endpoints, self._ports)
-            self._endpoints = replace(self._endpoints, gateway_url=self._gateway_url(self._ports))
+            if any(service.name == GATEWAY for service in self._services):
+                url = f"http://{HOST}:{self._ports.take(_serving(GATEWAY))}"
+                self._endpoints = replace(self._endpoints, gateway_url=url)
             self._endpoints.save(self.data_dir.endpoints_file)
             self._supervisor = Supervisor(
                 specs,
@@ -142,11 +137,8 @@ class LocalStack:
         return self._supervisor
 
     def start(self) -> Self:
-        """Start everything and wait until it is ready.
-
-        Raises:
-            StackError: it cannot be started; nothing of it runs any more.
-        """
+        """Start everything and wait until it is ready. Raises StackError: it cannot be started; nothing of it runs any
+        more."""
         supervisor = self._supervisor or self.prepare()
         try:
             supervisor.start()
@@ -162,19 +154,17 @@ class LocalStack:
         self._release()
 
     def __enter__(self) -> Self:
-        """Start."""
         return self.start()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop."""
         self.stop()
 
     def _release(self) -> None:
         if self._lock is not None:
             self.data_dir.endpoints_file.unlink(missing_ok=True)
-            self._lock.release()
+            self._lock.close()
             self._lock = None
         if self._ports is not None:
             self._ports.close()
@@ -183,9 +173,10 @@ class LocalStack:
         specs: list[ProcessSpec] = []
         kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
-            cluster = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
-            specs += cluster.specs()
-            kafka_servers = cluster.bootstrap_servers
+            # No node waits for another one: none is ready before most of them run.
+            nodes = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
+            specs += [spec for node in nodes for spec in node.specs()]
+            kafka_servers = ",".join(node.bootstrap_servers for node in nodes)
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
@@ -197,11 +188,11 @@ class LocalStack:
                 postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
             state = Redis(self.data_dir.redis, ports.take(redis.NAME))
-            specs += state.specs()
+            specs.append(state.spec())
             redis_url = state.url
         if redis.CACHE_NAME in self._parts and not (redis_cache_url := self._external(redis.CACHE_NAME)):
             cache = Redis(self.data_dir.redis_cache, ports.take(redis.CACHE_NAME), redis.CACHE_NAME)
-            specs += cache.specs()
+            specs.append(cache.spec())
             redis_cache_url = cache.url
         endpoints = Endpoints(
             kafka_servers,
@@ -232,25 +223,15 @@ class LocalStack:
         )
         return (*specs, *services)
 
-    def _gateway_url(self, ports: PortClaims) -> str:
-        """Empty if there is no gateway in this stack."""
-        if all(service.name != GATEWAY for service in self._services):
-            return ""
-        return f"http://{HOST}:{ports.take(_serving(GATEWAY))}"
-
     def _files_url(self) -> str:
-        """Whole, since it stands in jobs: whoever runs one may have been started in another folder."""
+        """Absolute: jobs store it, and a runner may have another working directory."""
         given = self._environ.get(FILES_VARIABLE, "")
         if "://" in given:
             return given
         return str(Path(given).resolve() if given else self.data_dir.files)
 
     def _external(self, part: str) -> str:
-        """The address of a part that somebody else runs, empty if there is none.
-
-        Raises:
-            StackError: nothing usable answers there.
-        """
+        """The address of an external part, empty if there is none. Raises StackError: it is not usable."""
         variable = VARIABLES[part]
         address = self._environ.get(variable, "")
         if address and (problem := self._check(part, address)):

@@ -6,32 +6,19 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from deploy.local import kafka, postgres, probes, redis
-from deploy.local.endpoints import Endpoints, mask
 from deploy.local.kafka import part_of
-from deploy.local.layout import DataDir
-from deploy.local.process import State
-from deploy.local.run_record import ProcessRecord, RunRecord
+from deploy.local.layout import DataDir, Endpoints, mask
+from deploy.local.run_record import ProcessRecord, RunRecord, State
 from deploy.local.services import GATEWAY
-
-EXTERNAL = "external"
 
 
 @dataclass(frozen=True, slots=True)
 class PartStatus:
-    """One part.
-
-    Attributes:
-        name: its name in the stack.
-        state: a `State`, or `external`.
-        pid: its process id, or None.
-        deaths: how often it died without being asked to.
-        address: where it can be reached, passwords masked; empty if nowhere.
-        checked: whether it was asked for its health.
-        problem: what is wrong, or None.
-    """
+    """One part. ``address``: with passwords masked, empty for none; ``checked``:
+    whether its health was checked."""
 
     name: str
-    state: str
+    state: State
     pid: int | None
     deaths: int
     address: str
@@ -41,14 +28,7 @@ class PartStatus:
 
 @dataclass(frozen=True, slots=True)
 class StackStatus:
-    """The whole stack.
-
-    Attributes:
-        data_dir: its data directory.
-        running: whether its supervisor lives.
-        supervisor_pid: the supervisor's process id, or None.
-        parts: every part and service.
-    """
+    """The whole stack. ``running``: whether its supervisor lives."""
 
     data_dir: str
     running: bool
@@ -82,7 +62,7 @@ def read_status(data_dir: DataDir) -> StackStatus:
     ours = {part_of(process.name) for process in record.processes}
     nodes = [process.name for process in record.processes if part_of(process.name) == kafka.NAME]
     external = [
-        ProcessRecord(name, EXTERNAL, None, 0, None)
+        ProcessRecord(name, State.EXTERNAL)
         for name, (address, _) in servers.items()
         if address and name not in ours and name != GATEWAY
     ]
@@ -96,7 +76,7 @@ def read_status(data_dir: DataDir) -> StackStatus:
 def _look(process: ProcessRecord, servers: dict[str, tuple[str, Callable[[], str | None]]]) -> PartStatus:
     address, check = servers.get(process.name, (process.health_url or "", None))
     problem: str | None = None
-    if process.state in {State.READY, EXTERNAL}:
+    if process.state in {State.READY, State.EXTERNAL}:
         if process.identity is not None and not process.identity.is_alive():
             problem = "its process is gone"
         elif check is not None:
@@ -109,7 +89,7 @@ def _look(process: ProcessRecord, servers: dict[str, tuple[str, Callable[[], str
     return PartStatus(
         name=process.name,
         state=process.state,
-        pid=None if process.identity is None else process.identity.pid,
+        pid=process.pid,
         deaths=process.deaths,
         address=address.removesuffix("/health/ready"),
         checked=checked,

@@ -1,15 +1,11 @@
 """The handwritten-digit classifier: a small convolutional network trained on scikit-learn's digits.
 
-    python -m deploy.models.train_digits FOLDER
-
-writes ``model.pt2`` (a torch.export program: float32 pixels in 0..1 of shape (batch, 1, 8, 8) to logits of
+``train`` writes ``model.pt2`` (a torch.export program: float32 pixels in 0..1 of shape (batch, 1, 8, 8) to logits of
 shape (batch, 10)) and ``model.json`` (labels, height, width, and the accuracy on the third of the images that
 was held out of training).
 """
 
-import argparse
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -25,12 +21,8 @@ _EPOCHS = 40
 _BATCH = 64
 
 
-class AccuracyError(Exception):
-    """The trained network is not good enough to be served."""
-
-
 def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY) -> float:
-    """Train, check, save; the accuracy on the held-out third. Raises AccuracyError before it saves."""
+    """Train, check, save; the accuracy on the held-out third. Raises ValueError before it saves if that is too low."""
     split = load_split()
     torch.manual_seed(_SEED)
     network = build_network()
@@ -40,7 +32,7 @@ def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY) -> float:
         predicted = network(_tensor(split.test_images)).argmax(-1).numpy()
     accuracy = float((predicted == split.test_labels).mean())
     if accuracy < min_accuracy:
-        raise AccuracyError(f"digits: accuracy {accuracy:.3f} on the held-out third, needed {min_accuracy:.3f}")
+        raise ValueError(f"accuracy {accuracy:.3f} on the held-out third, needed {min_accuracy:.3f}")
     program = torch.export.export(
         network, (torch.zeros(2, 1, SIZE, SIZE),), dynamic_shapes=({0: torch.export.Dim.DYNAMIC},)
     )
@@ -84,22 +76,3 @@ def _fit(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None
 
 def _tensor(images: npt.NDArray[np.uint8]) -> torch.Tensor:
     return torch.from_numpy(images).unsqueeze(1).float() / 255
-
-
-def main() -> int:
-    """Command line; exit status 1 when the accuracy is not reached."""
-    parser = argparse.ArgumentParser(prog="python -m deploy.models.train_digits", description="Train the digits.")
-    parser.add_argument("folder", type=Path)
-    folder: Path = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
-        accuracy = train(folder)
-    except AccuracyError as error:
-        print(error, file=sys.stderr)
-        return 1
-    print(f"digits: accuracy {accuracy:.3f} on the held-out third")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,8 +7,7 @@ from pydantic_core import to_json
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
 from fairlane_server.admission_rule import cost_tokens
-from producers.backfill.job import Tally
-from producers.backfill.row import BadRow
+from producers.backfill.job import BadRow, RowTally
 from producers.openai_api.responses import RequestEcho, chat_completion, completion, embeddings
 
 CHAT = "/v1/chat/completions"
@@ -96,7 +95,7 @@ def unfinished(row: int, row_id: str | None, url: str | None, request_id: str | 
     return RowAnswer(row, row_id, url, request_id, outcome, message=message)
 
 
-def tally_of(answers: "list[RowAnswer]") -> Tally:
+def tally_of(answers: "list[RowAnswer]") -> RowTally:
     """Counts and token sums of results."""
     ok = expired = cancelled = 0
     prompt = completion = cost = 0
@@ -107,7 +106,7 @@ def tally_of(answers: "list[RowAnswer]") -> Tally:
         prompt += answer.prompt_tokens
         completion += answer.completion_tokens
         cost += answer.cost_tokens
-    return Tally(ok, len(answers) - ok - expired - cancelled, expired, cancelled, prompt, completion, cost)
+    return RowTally(ok, len(answers) - ok - expired - cancelled, expired, cancelled, prompt, completion, cost)
 
 
 def _plain(output: Output | None) -> str:

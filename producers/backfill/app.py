@@ -18,13 +18,12 @@ from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.files import blob_of
 from producers.backfill.inputs import source_of
-from producers.backfill.job import Job, Status, Tally, Wanted
+from producers.backfill.job import Job, RowIds, RowTally, Status, Wanted
 from producers.backfill.job_store import CALL_TIMEOUT_S, JobStore, PostgresJobLog
 from producers.backfill.kafka import KafkaPublisher, KafkaReplies
-from producers.backfill.lease import LEASE_S, JobRetries, LeaseKeeper, LeftError
+from producers.backfill.lease import LEASE_S, JobControl, JobRetries, LeaseKeeper, LeftError
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import Control, InputChangedError, JobFailedError, UnavailableError
-from producers.backfill.row import RowIds
+from producers.backfill.ports import InputChangedError, JobFailedError, UnavailableError
 from producers.backfill.runner import GRACE_MS, Runner, guarded
 from producers.backfill.submission import survey
 
@@ -35,7 +34,7 @@ _LOCKED_S = 2 * CALL_TIMEOUT_S
 _WITH_A_RUNNER = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
 _BACKOFF = Backoff(first_s=0.2, longest_s=5.0)
 
-OnProgress = Callable[[Job, Tally], None]
+OnProgress = Callable[[Job, RowTally], None]
 
 
 class NotToBeRunError(Exception):
@@ -152,11 +151,11 @@ class JobRunner:
         )
 
 
-def _counted_progress(job: Job, on_progress: OnProgress) -> Callable[[Tally], None]:
+def _counted_progress(job: Job, on_progress: OnProgress) -> Callable[[RowTally], None]:
     """Counts finished rows in the metrics, and passes the progress on, the first time at once."""
     counted = job.tally
 
-    def progressed(done: Tally) -> None:
+    def progressed(done: RowTally) -> None:
         nonlocal counted
         for outcome in ("ok", "failed", "expired", "cancelled"):
             metrics.BACKFILL_ROWS.labels(outcome).inc(getattr(done, outcome) - getattr(counted, outcome))
@@ -167,7 +166,7 @@ def _counted_progress(job: Job, on_progress: OnProgress) -> Callable[[Tally], No
     return progressed
 
 
-def _count_rows(job: Job, job_log: PostgresJobLog, control: Control) -> tuple[Job, float]:
+def _count_rows(job: Job, job_log: PostgresJobLog, control: JobControl) -> tuple[Job, float]:
     """The job with its rows counted, and the estimated cost of a row.
 
     Raises LeftError, _CancelledBeforeStartError, UnavailableError, LeaseLostError, JobFailedError.

@@ -109,7 +109,7 @@ class QuotaReachedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class StoredBatch:
     """A batch and its job."""
 
     batch_id: str
@@ -218,7 +218,7 @@ class BatchStore(Database):
         """Remove the entry of a file."""
         self._execute("DELETE FROM files WHERE file_id = %s", (file_id,))
 
-    def add_batch(self, batch: Batch) -> bool:
+    def add_batch(self, batch: StoredBatch) -> bool:
         """Queue the job of a batch, with its output files. False: its input is missing, or its job exists already."""
         job = batch.job
         with self._transaction() as connection:
@@ -239,19 +239,19 @@ class BatchStore(Database):
             )
             return True
 
-    def batch(self, batch_id: str) -> Batch | None:
+    def batch(self, batch_id: str) -> StoredBatch | None:
         """The batch, if visible."""
         rows = self._rows(_BATCH, (batch_id,), dict_row)
         return _batch(rows[0]) if rows else None
 
-    def batches(self, limit: int, after: str | None) -> list[Batch]:
+    def batches(self, limit: int, after: str | None) -> list[StoredBatch]:
         """The latest batches, newest first, after the one with this id."""
         return [_batch(row) for row in self._rows(_BATCHES, {"limit": limit, "after": after}, dict_row)]
 
 
-def _batch(row: Mapping[str, Any]) -> Batch:
+def _batch(row: Mapping[str, Any]) -> StoredBatch:
     names = (row["batch_id"], row["input_file_id"], row["output_file_id"], row["error_file_id"])
-    return Batch(*names, row["metadata"], job_of(row))
+    return StoredBatch(*names, row["metadata"], job_of(row))
 
 
 log = get_logger(__name__)

@@ -11,8 +11,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from producers.backfill import answers
 from producers.backfill.answers import RowAnswer
-from producers.backfill.job import ChunkPlan
-from producers.backfill.row import BadRow, ParsedRow, RowIds
+from producers.backfill.job import BadRow, ChunkPlan, ParsedRow, RowIds
 
 MOST_TRIES = 5
 _BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
@@ -152,18 +151,14 @@ class ChunkLedger:
     def give_up(self, outcome: Outcome, number: int | None = None) -> None:
         """Give rows without a result this one: those of one chunk, or all."""
         for chunk in list(self._open.values()) if number is None else [self._open[number]]:
-            for row, one in list(chunk.awaited.items()):
-                chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
-            self._note(chunk)
+            self._give_up(chunk, list(chunk.awaited), outcome)
 
     def give_up_refused(self, outcome: Outcome) -> None:
         """Likewise for rows that were rejected for now: none is in flight, so no reply can arrive."""
         for number in list(self._retries_due):
             chunk = self._open[number]
-            for row, one in [found for found in chunk.awaited.items() if found[1].is_refused]:
-                chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
+            self._give_up(chunk, [row for row, one in chunk.awaited.items() if one.is_refused], outcome)
             self._plan_retries(chunk)
-            self._note(chunk)
 
     def complete(self) -> list[ChunkPlan]:
         """Chunks with all their results, in the order in which they were completed."""
@@ -201,6 +196,12 @@ class ChunkLedger:
             self._retries_due[chunk.plan.number] = min(times)
         else:
             self._retries_due.pop(chunk.plan.number, None)
+
+    def _give_up(self, chunk: _OpenChunk, rows: Iterable[int], outcome: Outcome) -> None:
+        for row in rows:
+            one = chunk.awaited[row]
+            chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
+        self._note(chunk)
 
     def _note(self, chunk: _OpenChunk) -> None:
         if not chunk.awaited:

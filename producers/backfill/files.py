@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 from typing_extensions import Buffer
@@ -24,42 +24,20 @@ _PARALLEL_UPLOADS = 2
 _UPLOAD_BYTES = 8 * MEBIBYTE
 
 
-class Blob(Protocol):
-    """One file or object. All raise UnavailableError and JobFailedError; NoSuchInputError if it does not exist."""
-
-    def fingerprint(self) -> Fingerprint:
-        """Fingerprint of the content."""
-        ...
-
-    def read(self, offset: int, length: int, expected: Fingerprint) -> bytes:
-        """At most ``length`` bytes from ``offset`` on, fewer at the end. Raises InputChangedError."""
-        ...
-
-    def open(self) -> IO[bytes]:
-        """A seekable file; close it."""
-        ...
-
-    def write(self, blocks: Iterable[bytes]) -> None:
-        """Replace the content atomically; durable when this returns."""
-        ...
-
-    def delete(self) -> None:
-        """Remove the file if it exists."""
-        ...
-
-
 class LocalFile:
-    """A file on this machine."""
+    """A file on this machine. All raise JobFailedError; NoSuchInputError if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def fingerprint(self) -> Fingerprint:
+        """Fingerprint of the content."""
         with _explained(self._path):
             found = self._path.stat()
         return Fingerprint(found.st_size, str(found.st_mtime_ns))
 
     def read(self, offset: int, length: int, expected: Fingerprint) -> bytes:
+        """At most ``length`` bytes from ``offset`` on, fewer at the end. Raises InputChangedError."""
         with _explained(self._path), self._path.open("rb") as file:
             found = os.fstat(file.fileno())
             _check(str(self._path), Fingerprint(found.st_size, str(found.st_mtime_ns)), expected)
@@ -67,10 +45,12 @@ class LocalFile:
             return file.read(length)
 
     def open(self) -> IO[bytes]:
+        """A seekable file; close it."""
         with _explained(self._path):
             return self._path.open("rb")
 
     def write(self, blocks: Iterable[bytes]) -> None:
+        """Replace the content atomically; durable when this returns."""
         # A name of its own: the same file may be written concurrently.
         beside = self._path.with_name(f".{self._path.name}.{secrets.token_hex(8)}.tmp")
         with _explained(self._path):
@@ -88,12 +68,13 @@ class LocalFile:
             _sync_folder(self._path.parent)
 
     def delete(self) -> None:
+        """Remove the file if it exists."""
         with _explained(self._path):
             self._path.unlink(missing_ok=True)
 
 
 class S3Object:
-    """An object of S3-compatible storage."""
+    """An object of S3-compatible storage; like ``LocalFile``. All raise UnavailableError too."""
 
     def __init__(self, url: str, endpoint: str | None) -> None:
         """Raises JobFailedError for a URL that names no object, or settings that the store refuses."""
@@ -184,10 +165,13 @@ class S3Object:
             raise UnavailableError(f"{self._url}: {type(error).__name__}") from None
 
 
-class _SeekableBlob(io.RawIOBase):
-    """A blob as a seekable file with constant content."""
+Blob = LocalFile | S3Object
 
-    def __init__(self, blob: Blob, fingerprint: Fingerprint) -> None:
+
+class _SeekableBlob(io.RawIOBase):
+    """An object as a seekable file with constant content."""
+
+    def __init__(self, blob: S3Object, fingerprint: Fingerprint) -> None:
         super().__init__()
         self._blob = blob
         self._fingerprint = fingerprint

@@ -4,33 +4,103 @@ import csv
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Any
 
 from producers.backfill.files import BLOCK_BYTES, Blob
-from producers.backfill.job import Fingerprint, Format, JobSpec, Position
-from producers.backfill.line_splitter import LineSplitter, Piece
-from producers.backfill.ports import InputChangedError, NoSuchInputError, Source
-from producers.backfill.row import BadRow, RowContent
+from producers.backfill.job import BadRow, FileFormat, Fingerprint, InputPosition, JobSpec, RowContent
+from producers.backfill.ports import InputChangedError, NoSuchInputError
 from producers.backfill.rows import FIELD_NAMES
 
 _BOM = b"\xef\xbb\xbf"
 _HEADER_BYTES = 64 * 1024
 _BATCH_ROWS = 1_000
+_NEWLINE = b"\n"
+_QUOTE = b'"'
 
 
-class _RowSource(ABC):
-    """See :class:`producers.backfill.ports.Source`. Nothing is opened before the first read: a job with nothing left to
-    read ends although its input is gone."""
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A line of text or a CSV record, without its newline. ``content`` is None if it is too long; ``end`` is the offset
+    behind its newline."""
+
+    content: bytes | None
+    size_bytes: int
+    end: int
+
+
+@dataclass(slots=True)
+class LineSplitter:
+    """Splits at newlines; with ``quoted`` not at those between double quotes (RFC 4180).
+
+    A record that is too long ends at the next newline, quoted or not: an unbalanced quote costs one record, not the
+    rest of the file.
+    """
+
+    max_bytes: int
+    position: int = 0
+    quoted: bool = False
+    _parts: list[bytes] = field(default_factory=list, init=False)
+    _held: int = field(default=0, init=False)
+    _skipped: int = field(default=0, init=False)
+    _in_quotes: bool = field(default=False, init=False)
+
+    def feed(self, block: bytes) -> Iterator[Piece]:
+        """The records that end in this block."""
+        begin = 0
+        while (at := block.find(_NEWLINE, begin)) >= 0:
+            self._hold(block[begin:at])
+            begin = at + 1
+            if self._in_quotes and not self._skipped:
+                self._hold(_NEWLINE)
+                continue
+            yield self._ended(1)
+        self._hold(block[begin:])
+
+    def last(self) -> Piece | None:
+        """The text after the last newline, if any. Nothing follows it."""
+        return self._ended(0) if self._held or self._skipped else None
+
+    def _hold(self, part: bytes) -> None:
+        if not part:
+            return
+        if self.quoted and not self._skipped and part.count(_QUOTE) % 2:
+            self._in_quotes = not self._in_quotes
+        if self._skipped or self._held + len(part) > self.max_bytes:
+            self._skipped += self._held + len(part)
+            self._held = 0
+            self._parts.clear()
+            return
+        self._held += len(part)
+        self._parts.append(part)
+
+    def _ended(self, newline_bytes: int) -> Piece:
+        size = self._held + self._skipped
+        self.position += size + newline_bytes
+        content = None if self._skipped else b"".join(self._parts)
+        self._parts.clear()
+        self._held = self._skipped = 0
+        self._in_quotes = False
+        return Piece(content, size, self.position)
+
+
+class RowSource(ABC):
+    """The rows of the input. Nothing is opened before the first read: a job with nothing left to read ends although its
+    input is gone."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
         self._blob = blob
         self._fingerprint = fingerprint
         self._spec = spec
-        self._rows: Iterator[tuple[RowContent, int, Position]] = iter(())
-        self._at: Position | None = None
+        self._rows: Iterator[tuple[RowContent, int, InputPosition]] = iter(())
+        self._at: InputPosition | None = None
 
-    def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
+    def read(self, begin: InputPosition, most_rows: int, most_bytes: int) -> tuple[list[RowContent], InputPosition]:
+        """Rows from a position on, at least one if there are any, and the position behind them. Repeatable.
+
+        Raises UnavailableError, InputChangedError and NoSuchInputError.
+        """
         self._check_unchanged()
         if self._at != begin:
             self._rows = self._rows_from(begin)
@@ -46,40 +116,37 @@ class _RowSource(ABC):
         self._at = end
         return rows, end
 
-    @abstractmethod
-    def close(self) -> None: ...
+    def close(self) -> None:  # noqa: B027 - lines have nothing open between two reads
+        """Close what is open between two reads."""
 
     @abstractmethod
     def _check_unchanged(self) -> None:
         """Called for every chunk. Raises InputChangedError."""
 
     @abstractmethod
-    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, int, Position]]:
+    def _rows_from(self, begin: InputPosition) -> Iterator[tuple[RowContent, int, InputPosition]]:
         """Content and size of each row, and the position behind it. Raises NoSuchInputError."""
 
 
-class LineSource(_RowSource):
+class LineSource(RowSource):
     """JSONL or CSV."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
         super().__init__(blob, fingerprint, spec)
-        self._is_csv = spec.input_format is Format.CSV
+        self._is_csv = spec.input_format is FileFormat.CSV
         self._header: tuple[list[str | None], int] | None = None
-
-    def close(self) -> None:
-        """Nothing is open between two blocks."""
 
     def _check_unchanged(self) -> None:
         self._blob.read(0, 1, self._fingerprint)
 
-    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, int, Position]]:
+    def _rows_from(self, begin: InputPosition) -> Iterator[tuple[RowContent, int, InputPosition]]:
         columns: list[str | None] = []
         offset = begin.offset
         if self._is_csv:
             columns, first = self._columns()
             offset = max(offset, first)
         for piece in self._pieces(offset):
-            content, end = piece.content, Position(0, piece.end)
+            content, end = piece.content, InputPosition(0, piece.end)
             if content is None:
                 wrong = BadRow(None, "row", f"{piece.size_bytes} bytes are more than {self._spec.max_row_bytes}")
                 yield wrong, 0, end
@@ -114,7 +181,7 @@ class LineSource(_RowSource):
             yield last
 
 
-class ParquetSource(_RowSource):
+class ParquetSource(RowSource):
     """Parquet, by row groups."""
 
     def __init__(self, blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> None:
@@ -150,7 +217,7 @@ class ParquetSource(_RowSource):
         if self._blob.fingerprint() != self._fingerprint:
             raise InputChangedError(f"{self._spec.input} has changed since the job was submitted")
 
-    def _rows_from(self, begin: Position) -> Iterator[tuple[RowContent, int, Position]]:
+    def _rows_from(self, begin: InputPosition) -> Iterator[tuple[RowContent, int, InputPosition]]:
         import pyarrow as pa
 
         if self._file is None:
@@ -164,7 +231,7 @@ class ParquetSource(_RowSource):
         except (pa.ArrowException, OSError) as error:
             raise NoSuchInputError(f"{self._spec.input}: cannot be read on ({type(error).__name__})") from None
 
-    def _positions_from(self, begin: Position) -> Iterator[tuple[RowContent, Position]]:
+    def _positions_from(self, begin: InputPosition) -> Iterator[tuple[RowContent, InputPosition]]:
         batch_rows = min(self._spec.chunk_rows, _BATCH_ROWS)
         for group in range(begin.group, self._file.num_row_groups):
             skip = begin.offset if group == begin.group else 0
@@ -173,7 +240,7 @@ class ParquetSource(_RowSource):
                 first = max(skip, passed)
                 if first < passed + batch.num_rows:
                     for number, content in enumerate(self._contents(batch.slice(first - passed)), first + 1):
-                        yield content, Position(group, number)
+                        yield content, InputPosition(group, number)
                 passed += batch.num_rows
 
     def _contents(self, batch: Any) -> Iterator[RowContent]:
@@ -201,9 +268,9 @@ def fields_of_columns(names: list[str], spec: JobSpec) -> list[str | None]:
     return [name if name in FIELD_NAMES else None for name in names]
 
 
-def source_of(blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> Source:
+def source_of(blob: Blob, fingerprint: Fingerprint, spec: JobSpec) -> RowSource:
     """The rows of an input."""
-    made = ParquetSource if spec.input_format is Format.PARQUET else LineSource
+    made = ParquetSource if spec.input_format is FileFormat.PARQUET else LineSource
     return made(blob, fingerprint, spec)
 
 

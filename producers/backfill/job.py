@@ -1,16 +1,19 @@
-"""Values of a job: its definition, progress, budget and states. Pure."""
+"""Values of a job: its definition, progress, budget and states; its rows and their request ids. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from typing import Any, Self
 
+from fairlane.records import InferenceRequest
+from fairlane_server.kafka.reply_partition import partition_of
+
 MEBIBYTE = 1024 * 1024
 DEFAULT_WINDOW_MS = 86_400_000
 
 
-class Format(StrEnum):
-    """Format of rows in a file."""
+class FileFormat(StrEnum):
+    """FileFormat of rows in a file."""
 
     JSONL = "jsonl"
     CSV = "csv"
@@ -49,8 +52,8 @@ MAX_COST_REACHED = "max-cost reached"
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Position:
-    """Position in the input: a byte of a file of lines (``group`` 0), or a row of a row group of Parquet."""
+class InputPosition:
+    """InputPosition in the input: a byte of a file of lines (``group`` 0), or a row of a row group of Parquet."""
 
     group: int = 0
     offset: int = 0
@@ -85,8 +88,8 @@ class JobSpec:
 
     input: str
     output: str
-    input_format: Format = Format.JSONL
-    output_format: Format = Format.JSONL
+    input_format: FileFormat = FileFormat.JSONL
+    output_format: FileFormat = FileFormat.JSONL
     errors: str | None = None
     columns: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -107,12 +110,12 @@ class JobSpec:
         given = {name: value for name, value in found.items() if name in known}
         for name in ("input_format", "output_format"):
             if name in given:
-                given[name] = Format(given[name])
+                given[name] = FileFormat(given[name])
         return cls(**given)
 
 
 @dataclass(frozen=True, slots=True)
-class Tally:
+class RowTally:
     """Rows by result, and their cost."""
 
     ok: int = 0
@@ -127,8 +130,8 @@ class Tally:
     def rows(self) -> int:
         return self.ok + self.failed + self.expired + self.cancelled
 
-    def __add__(self, other: "Tally") -> "Tally":
-        return Tally(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Tally)))
+    def __add__(self, other: "RowTally") -> "RowTally":
+        return RowTally(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(RowTally)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +142,8 @@ class ChunkPlan:
     number: int
     first_row: int
     rows: int
-    begin: Position
-    end: Position
+    begin: InputPosition
+    end: InputPosition
     reply_offset: int
 
 
@@ -150,18 +153,15 @@ class Job:
 
     Attributes:
         job_id: 16 hexadecimal digits.
-        fingerprint: of the input when the job was submitted.
+        fingerprint: of the input when the job was submitted, like ``partitions`` of the reply topic.
         total_rows: rows of the input; 0 until they are ``counted``.
-        partitions: of the reply topic when the job was submitted.
-        wanted: command of its owner.
-        reason: why it has this status.
+        reason: of its status.
         tally: of the finished chunks.
         planned: number of rows in planned chunks.
         next_chunk: number of the next chunk to plan, which begins at ``next_position``.
         started_at_ms: when it was first run with its rows counted.
         deadline_at_ms: end of the completion window.
         ended_at_ms: when it reached a final status, or failed.
-        runner: the present or last runner.
         token: fencing token, raised whenever a runner takes the job; writes with an older one are refused.
     """
 
@@ -174,10 +174,10 @@ class Job:
     status: Status = Status.QUEUED
     wanted: Wanted = Wanted.RUN
     reason: str | None = None
-    tally: Tally = field(default_factory=Tally)
+    tally: RowTally = field(default_factory=RowTally)
     planned: int = 0
     next_chunk: int = 0
-    next_position: Position = field(default_factory=Position)
+    next_position: InputPosition = field(default_factory=InputPosition)
     created_at_ms: int = 0
     started_at_ms: int | None = None
     deadline_at_ms: int | None = None
@@ -193,24 +193,87 @@ _LEAST_COST = 1e-6
 """Cost tokens; a row with less counts as free."""
 
 
+def affordable_rows(max_cost_tokens: int | None, spent_tokens: int, row_cost: float, open_rows: int) -> int | None:
+    """Number of rows that may still be sent within a cost limit, with so many in flight; None: any number."""
+    if max_cost_tokens is None:
+        return None
+    left = max_cost_tokens - spent_tokens
+    if left <= 0:
+        return 0
+    return max(0, int(left / row_cost) - open_rows) if row_cost > _LEAST_COST else None
+
+
 @dataclass(frozen=True, slots=True)
-class Budget:
-    """Cost limit of a job, in cost tokens; None: no limit. The expected cost of a row is the average of the finished
-    rows, or the estimate before there are any."""
+class BadRow:
+    """An invalid row. ``row_id``: its own id, if readable; ``field``: the invalid field, or ``row``; ``url``: of an
+    OpenAI batch line."""
 
-    max_cost_tokens: int | None
-    estimated_row_cost: float = 0.0
+    row_id: str | None
+    field: str
+    reason: str
+    url: str | None = None
 
-    def row_cost(self, done: Tally) -> float:
-        """Expected cost of the next row."""
-        return done.cost_tokens / done.rows if done.rows else self.estimated_row_cost
 
-    def affordable_rows(self, done: Tally, open_rows: int) -> int | None:
-        """Number of rows that may still be sent with so many in flight; None: any number."""
-        if self.max_cost_tokens is None:
+@dataclass(frozen=True, slots=True)
+class GoodRow:
+    """A valid row and its request, which still lacks its id, timeout and reply topic."""
+
+    row_id: str | None
+    request: InferenceRequest
+    url: str | None = None
+
+
+ParsedRow = GoodRow | BadRow
+RowContent = bytes | Mapping[str, Any] | BadRow
+"""A line of JSON, or the columns of a row, or the reason why it cannot be read."""
+
+
+MOST_ROWS = 2**48
+_SALTS = 2**16
+_PREFIX_CHARS = 19
+
+
+@dataclass(frozen=True, slots=True)
+class RowIds:
+    """Request ids of one job's rows. ``job_id``: 16 hexadecimal digits; ``partitions``: of the reply topic.
+
+    An id has 64 bits of the job, 48 of the row, and 16 chosen so that the reply comes to the job's partition of the
+    reply topic. Every runner of a job derives the same ids, so none has to be stored.
+    """
+
+    job_id: str
+    partitions: int
+
+    @property
+    def partition(self) -> int:
+        """Partition of the replies to all its rows."""
+        return int(self.job_id, 16) % self.partitions
+
+    @property
+    def prefix(self) -> str:
+        """Common prefix of its ids."""
+        return f"{self.job_id[:8]}-{self.job_id[8:12]}-{self.job_id[12:]}-"
+
+    def id_of(self, row: int) -> str:
+        """The request id of a row, counted from 0; always the same. Raises ValueError for a row that no id can name."""
+        if not 0 <= row < MOST_ROWS:
+            raise ValueError(f"row {row} is not between 0 and {MOST_ROWS - 1}")
+        digits = f"{row:012x}"
+        stem = f"{self.prefix}{digits[:4]}-{digits[4:]}"
+        wanted, partitions = self.partition, self.partitions
+        # One in ``partitions`` fits.
+        for salt in range(_SALTS):
+            request_id = f"{stem}{salt:04x}"
+            if partition_of(request_id, partitions) == wanted:
+                return request_id
+        raise ValueError(f"no id of row {row} comes to partition {wanted} of {partitions}")
+
+    def row_of(self, request_id: str) -> int | None:
+        """The row of this id, None for an id of another job."""
+        if len(request_id) != 36 or not request_id.startswith(self.prefix):
             return None
-        left = self.max_cost_tokens - done.cost_tokens
-        if left <= 0:
-            return 0
-        row_cost = self.row_cost(done)
-        return max(0, int(left / row_cost) - open_rows) if row_cost > _LEAST_COST else None
+        try:
+            row = int(request_id[_PREFIX_CHARS:23] + request_id[24:32], 16)
+        except ValueError:
+            return None
+        return row if self.id_of(row) == request_id else None

@@ -12,7 +12,7 @@ from psycopg.rows import RowFactory, class_row, dict_row
 
 from fairlane.clock import ClockMs
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, explain
-from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.job import ChunkPlan, Fingerprint, InputPosition, Job, JobSpec, RowTally, Status, Wanted
 from producers.backfill.job_turns import WaitingJob
 from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 
@@ -92,12 +92,9 @@ UPDATE backfill_jobs SET ok_rows = ok_rows + %s, failed_rows = failed_rows + %s,
     completion_tokens = completion_tokens + %s, cost_tokens = cost_tokens + %s
 WHERE job_id = %s
 """
-_PARTS_BY_CHUNK = """
-SELECT part, chunk FROM backfill_chunks WHERE job_id = %s AND part IS NOT NULL AND chunk > %s ORDER BY chunk LIMIT %s
-"""
-_PARTS_BY_END = """
-SELECT part, done_number FROM backfill_chunks
-WHERE job_id = %s AND part IS NOT NULL AND done_number > %s ORDER BY done_number LIMIT %s
+_PARTS = """
+SELECT part, {order} FROM backfill_chunks
+WHERE job_id = %s AND part IS NOT NULL AND {order} > %s ORDER BY {order} LIMIT %s
 """
 # A pause or a cancel comes too late for a job that is being ended; a resume or a cancel comes in time for one that is
 # being paused. A final status never changes.
@@ -123,7 +120,7 @@ _RELEASE = "UPDATE backfill_jobs SET lease_until = NULL WHERE job_id = %s AND to
 
 
 class PostgresJobLog(Database):
-    """See :class:`producers.backfill.ports.JobLog`."""
+    """Implements the port ``JobLog``."""
 
     def __init__(self, dsn: str, job_id: str, token: int, clock: ClockMs) -> None:
         super().__init__(dsn)
@@ -143,14 +140,14 @@ class PostgresJobLog(Database):
             connection.execute(_PLAN, (chunk.number, chunk.first_row, chunk.rows, *place, self._job_id))
             connection.execute(_PLANNED, (*following, self._job_id, chunk.number))
 
-    def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
+    def finish(self, chunk: ChunkPlan, part: str, tally: RowTally) -> None:
         with self._fenced() as connection:
             done = connection.execute(_DONE, {"part": part, "job_id": self._job_id, "chunk": chunk.number})
             if done.rowcount:
                 connection.execute(_COUNT, (*astuple(tally), self._job_id))
 
     def parts(self, *, ordered: bool) -> Iterator[str]:
-        query = _PARTS_BY_CHUNK if ordered else _PARTS_BY_END
+        query = _PARTS.format(order="chunk" if ordered else "done_number")
         after = -1
         while True:
             with self._fenced() as connection:
@@ -201,7 +198,7 @@ class PostgresJobLog(Database):
 
 def _plan(row: tuple[Any, ...]) -> ChunkPlan:
     number, first_row, rows, begin_group, begin_offset, end_group, end_offset, reply_offset = row
-    begin, end = Position(begin_group, begin_offset), Position(end_group, end_offset)
+    begin, end = InputPosition(begin_group, begin_offset), InputPosition(end_group, end_offset)
     return ChunkPlan(number, first_row, rows, begin, end, reply_offset)
 
 
@@ -386,8 +383,8 @@ def job_of(row: Mapping[str, Any]) -> Job:
         counted=row["total_rows"] is not None,
         status=Status(row["status"]),
         wanted=Wanted(row["wanted"]),
-        tally=Tally(*(row[name] for name in _TALLY_COLUMNS)),
+        tally=RowTally(*(row[name] for name in _TALLY_COLUMNS)),
         planned=row["planned_rows"],
-        next_position=Position(row["next_group"], row["next_offset"]),
+        next_position=InputPosition(row["next_group"], row["next_offset"]),
         deadline_at_ms=row["deadline_at_ms"] or row["created_at_ms"] + spec.window_ms,
     )

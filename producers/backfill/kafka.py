@@ -31,9 +31,8 @@ from fairlane_server.kafka.transactional_producer import (
     TransactionalProducer,
 )
 from fairlane_server.processes.watchdog import Watchdog
-from producers.backfill.job import Job
+from producers.backfill.job import Job, RowIds
 from producers.backfill.ports import JobFailedError, UnavailableError
-from producers.backfill.row import RowIds
 
 _CALL_TIMEOUT_S = 20.0
 _HANG_LIMIT_S = 60.0
@@ -43,7 +42,7 @@ _REJECTION_LIMIT_S = 30.0
 
 
 class KafkaPublisher:
-    """See :class:`producers.backfill.ports.Publisher`. Used by one thread; ``close`` it."""
+    """Implements the port ``RowPublisher``. Used by one thread; ``close`` it."""
 
     def __init__(
         self, settings: Settings, codec: Codec, tenant: str, job_id: str, partition: int, on_hang: Callable[[str], None]
@@ -201,7 +200,7 @@ def reply_partitions(settings: Settings, timeout_s: float = _READ_TIMEOUT_S) -> 
 
 
 class KafkaReplies:
-    """See :class:`producers.backfill.ports.Replies`. Used by one thread; ``close`` it."""
+    """Implements the port ``Replies``. Used by one thread; ``close`` it."""
 
     def __init__(self, settings: Settings, codec: Codec, job: Job) -> None:
         ids = RowIds(job.job_id, job.partitions)

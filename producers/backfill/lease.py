@@ -14,7 +14,7 @@ from fairlane.logs import get_logger
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import PostgresJobLog
-from producers.backfill.ports import Control, JobFailedError, JobLog, LeaseLostError, UnavailableError
+from producers.backfill.ports import JobFailedError, JobLog, LeaseLostError, UnavailableError
 
 log = get_logger(__name__)
 
@@ -27,6 +27,37 @@ class LeftError(Exception):
     """Raised to leave the job to another runner."""
 
 
+class JobControl:
+    """Commands to the runner of a job.
+
+    Attributes:
+        wanted: command of the job's owner.
+        lost: another runner has the job.
+        max_cost_tokens: cost limit, which the owner may raise.
+    """
+
+    def __init__(self, stop: StopSignal, max_cost_tokens: int | None, give_way: threading.Event | None) -> None:
+        self.wanted = Wanted.RUN
+        self.lost = False
+        self.max_cost_tokens = max_cost_tokens
+        self._stop = stop
+        self._give_way = give_way or threading.Event()
+
+    @property
+    def stopping(self) -> bool:
+        """Whether this process is to end."""
+        return self._stop.stopping
+
+    @property
+    def gives_way(self) -> bool:
+        """Whether the job is to free its slot for another job, at the next convenient step."""
+        return self._give_way.is_set()
+
+    def wait(self, timeout_s: float) -> None:
+        """Sleep; return early when the process is to end."""
+        self._stop.wait(timeout_s)
+
+
 class JobRetries:
     """Retries of one job's calls, with backoff, until they succeed or the job is left.
 
@@ -34,7 +65,7 @@ class JobRetries:
         is_ending: the job is being ended: a pause comes too late.
     """
 
-    def __init__(self, job_id: str, job_log: JobLog, control: Control) -> None:
+    def __init__(self, job_id: str, job_log: JobLog, control: JobControl) -> None:
         self._job_id = job_id
         self._log = job_log
         self._control = control
@@ -82,12 +113,8 @@ _RENEW_S = 1.0
 _JOIN_TIMEOUT_S = 15.0
 
 
-class LeaseKeeper:
-    """See :class:`producers.backfill.ports.Control`.
-
-    with LeaseKeeper(...) as control:
-        Runner(..., control, ...).run()
-    """
+class LeaseKeeper(JobControl):
+    """Renews the lease within its context, and reads the owner's commands."""
 
     def __init__(
         self,
@@ -98,13 +125,9 @@ class LeaseKeeper:
         give_way: threading.Event | None = None,
     ) -> None:
         """``job_log`` is used by the lease thread alone. ``give_way``: set to free this job's slot for another job."""
+        super().__init__(stop, max_cost_tokens, give_way)
         self._log = job_log
-        self._stop = stop
-        self._give_way = give_way or threading.Event()
         self._lease_s = lease_s
-        self.wanted = Wanted.RUN
-        self.max_cost_tokens = max_cost_tokens
-        self.lost = False
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
@@ -125,17 +148,6 @@ class LeaseKeeper:
                 if not tries_left:
                     log.warning("lease_not_released", reason=str(error), lease_s=self._lease_s)
         self._log.close()
-
-    @property
-    def stopping(self) -> bool:
-        return self._stop.stopping
-
-    @property
-    def gives_way(self) -> bool:
-        return self._give_way.is_set()
-
-    def wait(self, timeout_s: float) -> None:
-        self._stop.wait(timeout_s)
 
     def _run(self) -> None:
         kept_at = monotonic()

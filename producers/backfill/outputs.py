@@ -13,7 +13,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from producers.backfill.answers import RowAnswer
 from producers.backfill.files import Blob, are_same, blob_of, blocks_of, delete_folder
-from producers.backfill.job import MEBIBYTE, Format, Job, JobSpec
+from producers.backfill.job import MEBIBYTE, FileFormat, Job, JobSpec
 from producers.backfill.ports import JobFailedError, NoSuchInputError
 from producers.openai_api.errors import error_body, error_of
 
@@ -27,7 +27,7 @@ _ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLE
 
 
 class FileParts:
-    """See :class:`producers.backfill.ports.Parts`. Parts are files in a folder beside the output.
+    """The parts are files in a folder beside the output.
 
     The name of a part contains the runner's token: a runner that lost its lease overwrites no valid part.
     """
@@ -54,13 +54,13 @@ class FileParts:
 
     def clean_up(self) -> None:
         for url in self._outputs:
-            delete_folder(self._folder(url), self._spec.endpoint)
+            delete_folder(parts_folder(url, self._job_id), self._spec.endpoint)
 
     def _joined(self, parts: Iterable[Blob]) -> Iterator[bytes]:
-        if self._spec.output_format is Format.PARQUET:
+        if self._spec.output_format is FileFormat.PARQUET:
             yield from _joined_parquet(parts)
             return
-        if self._spec.output_format is Format.CSV:
+        if self._spec.output_format is FileFormat.CSV:
             yield _HEADER
         for part in parts:
             yield from blocks_of(part, part.fingerprint())
@@ -72,10 +72,7 @@ class FileParts:
         return [ok, [answer for answer in answers if answer.outcome != Outcome.OK]]
 
     def _part(self, url: str, name: str) -> Blob:
-        return blob_of(f"{self._folder(url)}/{name}", self._spec.endpoint)
-
-    def _folder(self, url: str) -> str:
-        return parts_folder(url, self._job_id)
+        return blob_of(f"{parts_folder(url, self._job_id)}/{name}", self._spec.endpoint)
 
 
 def parts_folder(url: str, job_id: str) -> str:
@@ -95,13 +92,13 @@ def check_places(spec: JobSpec) -> None:
 def rendered(answers: Sequence[RowAnswer], spec: JobSpec) -> bytes:
     """Results rendered in the output's format; CSV without its header."""
     match spec.output_format:
-        case Format.JSONL:
+        case FileFormat.JSONL:
             return b"".join(_line(answer) for answer in answers)
-        case Format.CSV:
+        case FileFormat.CSV:
             text = io.StringIO()
             csv.writer(text).writerows(_cells(answer) for answer in answers)
             return text.getvalue().encode()
-        case Format.PARQUET:
+        case FileFormat.PARQUET:
             return _parquet(answers)
 
 

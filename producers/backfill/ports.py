@@ -1,12 +1,11 @@
-"""Ports of the job loop: Kafka, Postgres and files; and its errors. Tests use in-memory versions."""
+"""Errors of a job, and the ports of its loop. Tests have in-memory versions of the ports."""
 
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 from fairlane.records import InferenceReply
 from producers.backfill.answers import RowAnswer
-from producers.backfill.job import ChunkPlan, Position, Status, Tally, Wanted
-from producers.backfill.row import RowContent
+from producers.backfill.job import ChunkPlan, RowTally, Status
 
 
 class UnavailableError(Exception):
@@ -43,7 +42,7 @@ class JobLog(Protocol):
         """Record the next chunk."""
         ...
 
-    def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
+    def finish(self, chunk: ChunkPlan, part: str, tally: RowTally) -> None:
         """Record that the chunk's results are in this part. A finished chunk stays unchanged."""
         ...
 
@@ -56,20 +55,7 @@ class JobLog(Protocol):
         ...
 
 
-class Source(Protocol):
-    """The rows of the input."""
-
-    def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
-        """Rows from a position on, at least one if there are any, and the position behind them. Repeatable.
-
-        Raises UnavailableError, InputChangedError and NoSuchInputError.
-        """
-        ...
-
-    def close(self) -> None: ...
-
-
-class Publisher(Protocol):
+class RowPublisher(Protocol):
     """Publishes to the tenant's backfill topic; a record is a request id and the encoded request. All raise
     UnavailableError and JobFailedError."""
 
@@ -128,32 +114,4 @@ class Parts(Protocol):
 
     def clean_up(self) -> None:
         """Remove every part, once the output is complete."""
-        ...
-
-
-class Control(Protocol):
-    """Commands to the runner. Never raises, never waits.
-
-    Attributes:
-        wanted: command of the job's owner.
-        lost: another runner has the job.
-        max_cost_tokens: cost limit, which the owner may raise.
-    """
-
-    wanted: Wanted
-    lost: bool
-    max_cost_tokens: int | None
-
-    @property
-    def stopping(self) -> bool:
-        """Whether this process is to end."""
-        ...
-
-    @property
-    def gives_way(self) -> bool:
-        """Whether the job is to free its slot for another job, at the next convenient step."""
-        ...
-
-    def wait(self, timeout_s: float) -> None:
-        """Sleep; return early when the process is to end."""
         ...

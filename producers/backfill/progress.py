@@ -3,16 +3,14 @@
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from time import monotonic
 from typing import Any
 
 from fairlane.logs import get_logger
 from fairlane_server.cli.progress import Bars, Pace, hours, rate_per_s, rate_text
 from producers.backfill.app import OnProgress
-from producers.backfill.estimate import Estimate
-from producers.backfill.files import LocalFile, blob_of, blocks_of
-from producers.backfill.job import Job, Status, Tally
+from producers.backfill.job import Job, RowTally, Status
+from producers.backfill.submission import Estimate
 
 _AT_WORK = (Status.RUNNING, Status.CANCELLING, Status.FINALIZING)
 
@@ -110,18 +108,12 @@ def estimate_line(estimate: Estimate) -> str:
     )
 
 
-def copy_output(job: Job, out: Path) -> None:
-    """Copy the output of a job that has ended. Raises UnavailableError, JobFailedError."""
-    output = blob_of(job.spec.output, job.spec.endpoint)
-    LocalFile(out).write(blocks_of(output, output.fingerprint()))
-
-
 log = get_logger(__name__)
 
 LINE_S = 60.0
 """Shortest time between two log lines of a job."""
 
-Show = Callable[[Tally], None]
+Show = Callable[[RowTally], None]
 
 
 class JobWatch:
@@ -137,24 +129,24 @@ class JobWatch:
         with ExitStack() as shown:
             show: Show | None = None
 
-            def heard(job: Job, done: Tally) -> None:
+            def heard(job: Job, done: RowTally) -> None:
                 nonlocal show
                 show = show or self._begun(job, done, shown)
                 show(done)
 
             yield heard
 
-    def _begun(self, job: Job, done: Tally, shown: ExitStack) -> Show:
+    def _begun(self, job: Job, done: RowTally, shown: ExitStack) -> Show:
         if self._bars is None:
             return self._lines(job, done)
         tell = shown.enter_context(self._bars.bar(job.job_id, job.total_rows, done.rows))
         return lambda done: tell(done.rows, f"{done.cost_tokens:,} cost tokens")
 
-    def _lines(self, job: Job, done: Tally) -> Show:
+    def _lines(self, job: Job, done: RowTally) -> Show:
         said_s = self._clock()
         pace = Pace(job.total_rows, done.rows, said_s)
 
-        def show(done: Tally) -> None:
+        def show(done: RowTally) -> None:
             nonlocal said_s
             now_s = self._clock()
             pace.step(done.rows, now_s)

@@ -1,20 +1,33 @@
-"""Parses an input row to a request or an error; no error quotes the row. Pure."""
+"""Parses an input row to a request or an error; no error quotes the row. Pure.
+
+A line of an OpenAI batch file is parsed as the gateway parses the same body.
+"""
 
 import base64
 import binascii
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
-from pydantic_core import from_json
+from pydantic_core import from_json, to_json
 
 from fairlane.client.requests import build_request, check_request
-from fairlane.outcomes import Task
+from fairlane.outcomes import Priority, Task
 from fairlane.records import InferenceRequest, Retrieval
-from producers.backfill.openai_lines import is_openai_line, read_line
-from producers.backfill.row import BadRow, GoodRow, ParsedRow, RowContent
+from producers.backfill.answers import CHAT, COMPLETIONS, EMBEDDINGS
+from producers.backfill.job import BadRow, GoodRow, ParsedRow, RowContent
+from producers.openai_api.body import parse
+from producers.openai_api.errors import GatewayError, param_of
+from producers.openai_api.request_models import (
+    ChatBody,
+    CompletionBody,
+    EmbeddingBody,
+    chat_request,
+    completion_request,
+    embedding_request,
+)
 
 MOST_ID_CHARS = 512
 _MOST_NAME_CHARS = 64
@@ -23,6 +36,15 @@ NO_ID = "00000000-0000-0000-0000-000000000000"
 
 _FROM_JSON = frozenset({"messages", "texts", "documents", "stop", "retrieval", "metadata"})
 """Fields that a CSV column holds as JSON: lists and mappings."""
+
+_LINE_FIELDS = frozenset({"custom_id", "method", "url", "body"})
+_KINDS: Mapping[str, tuple[type[BaseModel], Callable[[Any, str, str], InferenceRequest]]] = {
+    CHAT: (ChatBody, chat_request),
+    COMPLETIONS: (CompletionBody, completion_request),
+    EMBEDDINGS: (EmbeddingBody, embedding_request),
+}
+_NOT_IN_BATCHES = ("stream", "dimensions", "encoding_format")
+"""Fields that only accept their default: answers in a file are complete, and vectors are numbers."""
 
 
 class _Strict(BaseModel):
@@ -96,14 +118,40 @@ def _parsed(content: RowContent, tenant: str, defaults: Mapping[str, Any], opena
     row_id = _id_of(found)
     if openai_url is not None and found.get("url") != openai_url:
         return BadRow(row_id, "url", f"must be {openai_url}, as the batch's endpoint")
-    if is_openai_line(found):
-        return read_line(row_id, found, tenant, NO_ID)
+    if "body" in found or "url" in found:
+        return _openai_row(row_id, found, tenant)
     if "id" not in found:
         found.pop("custom_id", None)
     try:
         return GoodRow(row_id, _request({**defaults, **found}, tenant, strict=strict))
     except _WrongFieldError as error:
         return BadRow(row_id, error.field, error.reason)
+
+
+def _openai_row(row_id: str | None, found: Mapping[str, Any], tenant: str) -> ParsedRow:
+    url, body = found.get("url"), found.get("body")
+    if not isinstance(url, str) or url not in _KINDS:
+        return BadRow(row_id, "url", f"must be one of {', '.join(_KINDS)}")
+    if not isinstance(found.get("custom_id"), str) or not found["custom_id"]:
+        return BadRow(row_id, "custom_id", "missing or not a text", url)
+    if found.get("method") != "POST":
+        return BadRow(row_id, "method", "must be POST", url)
+    if found.keys() - _LINE_FIELDS:
+        return BadRow(row_id, "row", "has fields other than custom_id, method, url and body", url)
+    if not isinstance(body, dict):
+        return BadRow(row_id, "body", "missing or not an object", url)
+    for name in _NOT_IN_BATCHES:
+        if body.get(name) not in (None, False, "float"):
+            return BadRow(row_id, f"body.{name}", "is not supported in a batch", url)
+    model, request_of = _KINDS[url]
+    try:
+        request = request_of(parse(model, to_json(body)), tenant, NO_ID)
+    except GatewayError as error:
+        field = "body" if error.field is None else f"body.{param_of(error.field)}"
+        return BadRow(row_id, field, error.message.removeprefix(f"{error.field}: "), url)
+    if "priority" not in (body.get("fairlane") or {}):
+        request = replace(request, priority=Priority.LOW.value)
+    return GoodRow(row_id, request, url)
 
 
 class _WrongFieldError(Exception):

@@ -3,7 +3,7 @@
 Each step is durable in Postgres, in Kafka or in files before the next one begins. The runner that continues a job after
 a kill finds a chunk in one of these states:
 
-- planned, not published: it is published now. The topic itself says whether it is (see ``Publisher``).
+- planned, not published: it is published now. The topic itself says whether it is (see ``RowPublisher``).
 - published, or answered, not written: the replies are read from the chunk's first possible offset.
 - written, not finished: it is written again under another name; only the part that is recorded as finished counts.
 - all chunks finished: the parts are joined again.
@@ -24,20 +24,31 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
 from producers.backfill.answers import tally_of
 from producers.backfill.chunk_ledger import ChunkLedger
-from producers.backfill.job import MAX_COST_REACHED, Budget, ChunkPlan, Job, Position, Status, Tally, Wanted
-from producers.backfill.lease import JobRetries, LeftError
+from producers.backfill.inputs import RowSource
+from producers.backfill.job import (
+    MAX_COST_REACHED,
+    BadRow,
+    ChunkPlan,
+    InputPosition,
+    Job,
+    ParsedRow,
+    RowContent,
+    RowIds,
+    RowTally,
+    Status,
+    Wanted,
+    affordable_rows,
+)
+from producers.backfill.lease import JobControl, JobRetries, LeftError
 from producers.backfill.ports import (
-    Control,
     JobFailedError,
     JobLog,
     LeaseLostError,
     Parts,
-    Publisher,
     Replies,
-    Source,
+    RowPublisher,
     UnavailableError,
 )
-from producers.backfill.row import BadRow, ParsedRow, RowContent, RowIds
 from producers.backfill.rows import parse_row
 
 log = get_logger(__name__)
@@ -93,25 +104,25 @@ class Runner:
 
     job: Job
     job_log: JobLog
-    source: Source
-    publisher: Publisher
+    source: RowSource
+    publisher: RowPublisher
     replies: Replies
     parts: Parts
-    control: Control
+    control: JobControl
     clock: ClockMs
     encode: Callable[[InferenceRequest], bytes]
     _: KW_ONLY
     row_cost: float
     max_timeout_ms: int
     grace_ms: int = GRACE_MS
-    on_progress: Callable[[Tally], None] = lambda _done: None
+    on_progress: Callable[[RowTally], None] = lambda _done: None
     _retry: JobRetries = field(init=False)
     _ids: RowIds = field(init=False)
     _ledger: ChunkLedger = field(init=False)
-    _done: Tally = field(init=False)
+    _done: RowTally = field(init=False)
     _planned: int = field(init=False)
     _next_chunk: int = field(init=False)
-    _position: Position = field(init=False)
+    _position: InputPosition = field(init=False)
     _begun_at_ms: int = field(init=False)
     _cancelled_at_ms: int | None = field(default=None, init=False)
     _replies_end: int | None = field(default=None, init=False)
@@ -239,8 +250,10 @@ class Runner:
 
     @property
     def _affordable_rows(self) -> int | None:
-        budget = Budget(self.control.max_cost_tokens, self.row_cost)
-        return budget.affordable_rows(self._done, self._ledger.open_rows)
+        done = self._done
+        # The average of the finished rows; before there are any, the estimate.
+        row_cost = done.cost_tokens / done.rows if done.rows else self.row_cost
+        return affordable_rows(self.control.max_cost_tokens, done.cost_tokens, row_cost, self._ledger.open_rows)
 
     def _open_next(self, most_rows: int) -> None:
         try:
@@ -265,10 +278,10 @@ class Runner:
             raise JobFailedError(f"the input has changed: rows {plan.first_row} and on are not where they were")
         return self._parsed(contents)
 
-    def _read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
+    def _read(self, begin: InputPosition, most_rows: int, most_bytes: int) -> tuple[list[RowContent], InputPosition]:
         """Read rows; an unavailable input is retried until the job is cancelled or late. Raises JobFailedError."""
 
-        def read() -> tuple[list[RowContent], Position]:
+        def read() -> tuple[list[RowContent], InputPosition]:
             try:
                 return self.source.read(begin, most_rows, most_bytes)
             except UnavailableError as error:

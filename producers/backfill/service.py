@@ -53,12 +53,6 @@ class _Run:
 
 
 @dataclass(slots=True)
-class _HeldBack:
-    failures: int
-    until_s: float
-
-
-@dataclass(slots=True)
 class JobService:
     """For one thread.
 
@@ -84,7 +78,8 @@ class JobService:
     _runs: dict[str, _Run] = field(default_factory=dict, init=False)
     _turns: Iterator[int] = field(default_factory=count, init=False)
     _last_turn: dict[str, int] = field(default_factory=dict, init=False)
-    _held_back: dict[str, _HeldBack] = field(default_factory=dict, init=False)
+    _held_back: dict[str, tuple[int, float]] = field(default_factory=dict, init=False)
+    """Failures of a job in backoff, and the end of the backoff."""
     _look_at_s: float = field(default=float("-inf"), init=False)
     _count_at_s: float = field(default=float("-inf"), init=False)
     _failure: KafkaException | None = field(default=None, init=False)
@@ -127,15 +122,14 @@ class JobService:
 
     def _hold_back(self, job_id: str, now_s: float) -> None:
         """Backoff of a job that cannot be started now: it must not delay the others."""
-        before = self._held_back.pop(job_id, None)
-        failures = 1 if before is None else before.failures + 1
+        failures = self._held_back.pop(job_id, (0, 0.0))[0] + 1
         delay_s = _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
-        self._held_back[job_id] = _HeldBack(failures, now_s + delay_s)
+        self._held_back[job_id] = failures, now_s + delay_s
         if len(self._held_back) > _MOST_HELD_BACK:
-            del self._held_back[min(self._held_back, key=lambda one: self._held_back[one].until_s)]
+            del self._held_back[min(self._held_back, key=lambda one: self._held_back[one][1])]
 
     def _share(self, now_s: float) -> None:
-        held_back = {job_id for job_id, one in self._held_back.items() if one.until_s > now_s}
+        held_back = {job_id for job_id, (_, until_s) in self._held_back.items() if until_s > now_s}
         try:
             waiting = self.jobs.waiting(self.max_jobs, {*self._runs, *held_back})
         except (UnavailableError, JobFailedError) as error:

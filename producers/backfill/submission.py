@@ -2,18 +2,78 @@
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
 
 from fairlane.clock import ClockMs
 from fairlane.names import is_name
-from producers.backfill.estimate import Estimate
+from fairlane.outcomes import Task
+from fairlane.records import InferenceRequest
+from fairlane_server.admission_rule import cost_tokens
+from fairlane_server.text import estimated_tokens
 from producers.backfill.files import blob_of
 from producers.backfill.inputs import source_of
-from producers.backfill.job import Fingerprint, Job, JobSpec, Position
+from producers.backfill.job import MOST_ROWS, BadRow, Fingerprint, InputPosition, Job, JobSpec, ParsedRow
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.backfill.outputs import check_places
 from producers.backfill.ports import JobFailedError
-from producers.backfill.row import MOST_ROWS
 from producers.backfill.rows import parse_row
+
+EXPECTED_OUTPUT_TOKENS = 256
+"""Per generated text without ``max_tokens``."""
+
+ALL_OF_THE_FIRST = 1_000
+ONE_IN = 101
+"""Sampling after the first rows; a prime, so that it does not follow a pattern of the input."""
+
+
+@dataclass(slots=True)
+class Estimate:
+    """Counts all ``rows``, and samples ``looked_at`` of them. ``bad`` and the tokens are of the sampled rows; output
+    tokens are expected ones."""
+
+    rows: int = 0
+    looked_at: int = 0
+    bad: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+    def add(self, parse: Callable[[], ParsedRow]) -> None:
+        """Count a row, and sample it if it is one of the sample."""
+        is_sampled = self.rows < ALL_OF_THE_FIRST or self.rows % ONE_IN == 0
+        self.rows += 1
+        if not is_sampled:
+            return
+        self.looked_at += 1
+        row = parse()
+        if isinstance(row, BadRow):
+            self.bad += 1
+            return
+        self.prompt_tokens += _prompt_tokens(row.request)
+        if row.request.task == Task.GENERATE:
+            self.output_tokens += row.request.parameters.max_tokens or EXPECTED_OUTPUT_TOKENS
+
+    @property
+    def row_cost(self) -> float:
+        """Average cost of a row, in cost tokens."""
+        return cost_tokens(self.prompt_tokens, self.output_tokens) / self.looked_at if self.looked_at else 0.0
+
+    def of_all(self, looked_at: int) -> int:
+        """Total over all rows, extrapolated from the sampled rows."""
+        return round(looked_at * self.rows / self.looked_at) if self.looked_at else 0
+
+    @property
+    def cost_tokens(self) -> int:
+        """Estimated cost of the whole job."""
+        return self.of_all(cost_tokens(self.prompt_tokens, self.output_tokens))
+
+
+def _prompt_tokens(request: InferenceRequest) -> int:
+    content = request.input
+    texts = [message.content for message in content.messages or ()]
+    texts += [text for text in (content.prompt, content.query) if text is not None]
+    texts += [*(content.texts or ()), *(content.documents or ())]
+    return sum(map(estimated_tokens, texts))
 
 
 class TooExpensiveError(Exception):
@@ -21,7 +81,6 @@ class TooExpensiveError(Exception):
 
     def __init__(self, estimate: Estimate, max_cost_tokens: int) -> None:
         super().__init__(f"estimated at {estimate.cost_tokens} cost tokens, more than --max-cost {max_cost_tokens}")
-        self.estimate = estimate
 
 
 def survey(
@@ -34,7 +93,7 @@ def survey(
     check_places(spec)
     blob = blob_of(spec.input, spec.endpoint)
     fingerprint = blob.fingerprint()
-    estimate, position = Estimate(), Position()
+    estimate, position = Estimate(), InputPosition()
     with closing(source_of(blob, fingerprint, spec)) as source:
         while True:
             check_commands()
@@ -42,10 +101,7 @@ def survey(
             if not contents:
                 break
             for content in contents:
-                if estimate.wants_next:
-                    estimate.add(parse_row(content, tenant, spec.defaults, spec.openai_url))
-                else:
-                    estimate.skip()
+                estimate.add(partial(parse_row, content, tenant, spec.defaults, spec.openai_url))
     if estimate.rows > MOST_ROWS:
         raise JobFailedError(f"{estimate.rows} rows are more than {MOST_ROWS}")
     return estimate, fingerprint

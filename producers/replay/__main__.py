@@ -1,8 +1,9 @@
 """``python -m producers.replay play TRACE`` and ``python -m producers.replay profile NAME``."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -12,23 +13,19 @@ from fairlane.errors import FairlaneError
 from fairlane.names import is_name
 from fairlane.settings import KafkaSettings
 from fairlane_server.cli.output import fail, say, show_json, show_table
-from producers.replay.calls import Target
-from producers.replay.gateway_target import GatewayTarget
-from producers.replay.load import Users, play, run
-from producers.replay.profiles import PROFILES, Profile
+from producers.replay.load import play, run, run_users
+from producers.replay.profiles import PROFILES
 from producers.replay.report import COLUMNS, Scenario, markdown, outcome_lines, tenant_rows
-from producers.replay.sdk_target import SdkTarget
+from producers.replay.targets import GatewayTarget, LoadTarget, SdkTarget
 from producers.replay.trace import PlanOptions, plan, read_trace
 
 KEY_VARIABLE = "FAIRLANE_API_KEY"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _ONE_KEY = "key"
-"""What the reports call a tenant whose key was given without a name."""
+"""Tenant in reports of a key without a name."""
 
 
 class Via(StrEnum):
-    """The way in."""
-
     SDK = "sdk"
     GATEWAY = "gateway"
 
@@ -59,7 +56,7 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object"
 
 @cli.callback()
 def about() -> None:
-    """Load for Fairlane: a recorded trace, or users in one of four profiles; tells latency, outcomes and goodput.
+    """Load for Fairlane: a recorded trace, or users in one of four profiles; reports latency, outcomes and goodput.
 
     Ctrl-C ends a run early and reports what there is.
     """
@@ -120,13 +117,16 @@ def run_profile(
     as_json: JsonOption = False,
 ) -> None:
     """Run profiles, one after the other: users who ask, read the answer, think, and ask again."""
+    names = list(PROFILES) if name == ["all"] else name
+    if unknown := [one for one in names if one not in PROFILES]:
+        fail(f"no profile is called {unknown[0]!r}; there are: {', '.join(PROFILES)}")
     done: list[Scenario] = []
     try:
-        chosen = [_profile(one).scaled(users=users, seconds=seconds) for one in (PROFILES if name == ["all"] else name)]
-        for profile in chosen:
+        for profile in [PROFILES[one].scaled(users=users, seconds=seconds) for one in names]:
             tenants, target = _target(via, tenant, url, key, model, stream=stream, max_in_flight=profile.most_users)
-            done.append(_scenario(profile, tenants, target, timeout))
-            if done[-1].report.interrupted:
+            report = run(target, tenants, timeout, partial(run_users, profile, tenants))
+            done.append(Scenario(profile.name, profile.most_users, report))
+            if report.interrupted:
                 break
         if write is not None:
             write.write_text(markdown(done), encoding="utf-8")
@@ -141,23 +141,12 @@ def run_profile(
                 say(f"{one.name}: {line}")
 
 
-def _scenario(profile: Profile, tenants: Sequence[str], target: Target, timeout_s: float) -> Scenario:
-    report = run(target, tenants, timeout_s, lambda caller, stopping: Users(profile, tenants, caller).run(stopping))
-    return Scenario(profile.name, profile.most_users, report)
-
-
 def _fail(errors: ExceptionGroup[Exception]) -> NoReturn:
-    """Say the first of what went wrong: calls run in groups, and so do their errors."""
+    """Report the first error: calls run in groups, and so do their errors."""
     first: Exception = errors
     while isinstance(first, ExceptionGroup):
         first = first.exceptions[0]
     fail(str(first))
-
-
-def _profile(name: str) -> Profile:
-    if name not in PROFILES:
-        raise ValueError(f"no profile is called {name!r}; there are: {', '.join(PROFILES)}")
-    return PROFILES[name]
 
 
 def _target(
@@ -169,7 +158,7 @@ def _target(
     *,
     stream: bool,
     max_in_flight: int,
-) -> tuple[list[str], Target]:
+) -> tuple[list[str], LoadTarget]:
     if via is Via.SDK:
         names = list(dict.fromkeys(tenants or ["acme"]))
         return names, SdkTarget(KafkaSettings(), names, model, stream=stream, max_in_flight=max_in_flight)

@@ -24,7 +24,7 @@ OnBody = Callable[[bytes], None]
 
 
 class HttpError(Exception):
-    """The connection failed, or what came was no answer of HTTP. Holds nothing of what was sent."""
+    """No connection, one that broke, or an invalid answer. Quotes nothing of the request."""
 
 
 @dataclass(slots=True)
@@ -36,10 +36,7 @@ class HttpReply:
 
 
 class HttpClient:
-    """Asks one server, over as many connections as there are calls at once; whoever calls bounds those.
-
-    Raises ValueError: ``url`` is not that of an HTTP server.
-    """
+    """Client of one server, with a connection for each concurrent call; the caller bounds those. Raises ValueError."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -53,10 +50,7 @@ class HttpClient:
         self._idle: deque[_Connection] = deque()
 
     def request(self, method: str, path: str, headers: Mapping[str, str], body: bytes = b"") -> bytes:
-        """The bytes of a request, to be sent as often as wanted.
-
-        Raises ValueError: a header cannot be sent; the message names it and does not show its value.
-        """
+        """The bytes of a request. Raises ValueError for an invalid header; the message does not show its value."""
         fixed = {"Host": self._authority, "Content-Length": str(len(body))}
         lines = [f"{method} {self._path}{path} HTTP/1.1"]
         for name, value in (fixed | dict(headers)).items():
@@ -66,14 +60,9 @@ class HttpClient:
         return ("\r\n".join(lines) + "\r\n\r\n").encode("ascii") + body
 
     async def send(self, request: bytes, on_body: OnBody | None = None) -> HttpReply:
-        """Send the bytes of a request and wait for the whole answer. When cancelled, the connection is closed.
+        """Send a request of ``request`` and wait for the whole answer. When cancelled, the connection is closed.
 
-        Args:
-            request: what ``request`` made.
-            on_body: takes the body in pieces, as they come.
-
-        Raises:
-            HttpError: no connection, one that broke, or an answer that is none.
+        ``on_body`` receives the body in pieces. Raises HttpError.
         """
         connection = self._resting() or await self._connect()
         try:

@@ -14,7 +14,7 @@ PATH = "/v1/chat/completions"
 
 
 def chat_body(call: Call, model: str, timeout_s: float, *, stream: bool = False) -> dict[str, Any]:
-    """What is sent to ``PATH``. ``timeout_s`` is the request's deadline; no earlier answer is asked for."""
+    """Body of a request to ``PATH`` that is never answered from the cache. ``timeout_s``: its deadline."""
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": "user", "content": text_of(call.number, call.prompt_tokens)}],
@@ -26,7 +26,7 @@ def chat_body(call: Call, model: str, timeout_s: float, *, stream: bool = False)
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """So many users for so many seconds."""
+    """A number of users for some seconds."""
 
     seconds: float
     users: int
@@ -34,13 +34,8 @@ class Stage:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A scenario.
-
-    Attributes:
-        think_s: the pause between an answer and the next question, on average; from half of it to one and a half.
-        prompt_tokens: of each question.
-        output_tokens: most tokens of each answer.
-    """
+    """A load profile. ``think_s``: mean pause between an answer and the next question, varied by half of it; tokens
+    are of each question and answer."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -49,16 +44,11 @@ class Profile:
     output_tokens: int = 32
 
     @property
-    def seconds(self) -> float:
-        """How long it takes."""
-        return sum(stage.seconds for stage in self.stages)
-
-    @property
     def most_users(self) -> int:
         return max(stage.users for stage in self.stages)
 
     def users_at(self, at_s: float) -> int | None:
-        """How many users there are so long after the start; None when it is over."""
+        """Number of users at a time after the start; None at the end."""
         for stage in self.stages:
             if at_s < stage.seconds:
                 return stage.users
@@ -66,16 +56,13 @@ class Profile:
         return None
 
     def scaled(self, *, users: int | None = None, seconds: float | None = None) -> "Profile":
-        """The same shape with so many users at its highest and so long in all.
-
-        Raises ValueError: ``users`` is below 1, or ``seconds`` not above 0.
-        """
+        """The same shape with another peak of users and another total time. Raises ValueError."""
         if users is not None and users < 1:
             raise ValueError(f"users: {users} is below 1")
         if seconds is not None and not seconds > 0:
             raise ValueError(f"seconds: {seconds:g} is not above 0")
         high = 1.0 if users is None else users / self.most_users
-        long = 1.0 if seconds is None else seconds / self.seconds
+        long = 1.0 if seconds is None else seconds / sum(stage.seconds for stage in self.stages)
         stages = (Stage(stage.seconds * long, max(1, round(stage.users * high))) for stage in self.stages)
         return replace(self, stages=tuple(stages))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from producers.replay.calls import INTERRUPTED, NOT_SENT, OK, Answer
+from producers.replay.calls import INTERRUPTED, NOT_SENT, OK, CallOutcome
 
 _GROWTH = 1.01
 _LOG_GROWTH = math.log(_GROWTH)
@@ -50,25 +50,6 @@ _OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
-    """One call that is over. Times are seconds from the start of the run.
-
-    Attributes:
-        due_s: when it should have gone out; its time counts from there.
-        sent_s: when it did; None if it never did.
-        ended_s: when the last of its answer was here.
-        first_text_s: when the first text of a stream was here; None without a stream or text.
-    """
-
-    tenant: str
-    due_s: float
-    sent_s: float | None
-    ended_s: float
-    answer: Answer
-    first_text_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Percentiles:
     """Milliseconds; None where there was nothing to measure."""
 
@@ -88,21 +69,14 @@ class Summary:
     """Figures of a run, of one tenant or of all.
 
     Attributes:
-        calls: that were due.
-        calls_per_s: that went out.
-        outcomes: how many ended in each way; ``ok`` is an answer.
-        latency_ms: of the answers, from when the call was due to the last of its answer.
-        first_text_ms: of the streams, from when the call was due to its first text.
-        late_ms: how much later than due calls went out.
-        most_late_ms: the worst of those.
-        in_time: answers within the time a call had.
-        answers_in_time_per_s: goodput.
-        output_tokens_per_s: of the answers in time.
-        tokens_per_s: the same with their prompts.
-        shed: calls refused because there was too much to do.
-        degraded: answers with less than was asked for.
-        failed: calls that were neither answered nor shed; those that were interrupted do not count.
-        failure_rate: ``failed`` divided by ``calls``.
+        calls: that were due, whether or not they were sent.
+        calls_per_s: sent calls.
+        latency_ms: of the answers, from the due time to the end; ``first_text_ms``: of streams, to the first text.
+        late_ms: from the due time until the call was sent.
+        in_time: answers within the time of a call; their rate is the goodput.
+        output_tokens_per_s: of the answers in time; ``tokens_per_s``: with their prompts.
+        shed: calls refused because of load.
+        failed: calls neither answered nor shed nor interrupted.
     """
 
     calls: int
@@ -122,11 +96,10 @@ class Summary:
     failure_rate: float
 
 
-class Tally:
-    """Counts calls as they end."""
+class _CallCounts:
+    """Counts calls as they end. ``in_time_s``: goodput has no answer that took longer."""
 
     def __init__(self, in_time_s: float) -> None:
-        """``in_time_s``: an answer that took longer is not good for anything."""
         self._in_time_s = in_time_s
         self._latency = Histogram()
         self._first_text = Histogram()
@@ -135,27 +108,26 @@ class Tally:
         self._sent = self._in_time = self._shed = self._degraded = self._failed = 0
         self._prompt_tokens = self._output_tokens = 0
 
-    def add(self, ended: Ended) -> None:
-        """Take what became of one call."""
-        answer = ended.answer
-        known = answer.code in self._outcomes or len(self._outcomes) < _MOST_CODES
-        self._outcomes[answer.code if known else _OTHER] += 1
-        if ended.sent_s is not None:
+    def add(
+        self, outcome: CallOutcome, *, due_s: float, sent_s: float | None, ended_s: float, first_text_s: float | None
+    ) -> None:
+        known = outcome.code in self._outcomes or len(self._outcomes) < _MOST_CODES
+        self._outcomes[outcome.code if known else _OTHER] += 1
+        if sent_s is not None:
             self._sent += 1
-            self._late.add((ended.sent_s - ended.due_s) * 1_000)
-        if ended.first_text_s is not None:
-            self._first_text.add((ended.first_text_s - ended.due_s) * 1_000)
-        if answer.code == OK:
-            took_s = ended.ended_s - ended.due_s
-            self._latency.add(took_s * 1_000)
-            self._degraded += answer.degraded
-            if took_s <= self._in_time_s:
+            self._late.add((sent_s - due_s) * 1_000)
+        if first_text_s is not None:
+            self._first_text.add((first_text_s - due_s) * 1_000)
+        if outcome.code == OK:
+            self._latency.add((ended_s - due_s) * 1_000)
+            self._degraded += outcome.degraded
+            if ended_s - due_s <= self._in_time_s:
                 self._in_time += 1
-                self._prompt_tokens += answer.prompt_tokens
-                self._output_tokens += answer.output_tokens
-        elif answer.shed:
+                self._prompt_tokens += outcome.prompt_tokens
+                self._output_tokens += outcome.output_tokens
+        elif outcome.shed:
             self._shed += 1
-        elif answer.code != INTERRUPTED:
+        elif outcome.code != INTERRUPTED:
             self._failed += 1
 
     def summary(self, elapsed_s: float) -> Summary:
@@ -183,22 +155,12 @@ class Tally:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A whole run.
-
-    Attributes:
-        elapsed_s: from the start to the end of the last call.
-        interrupted: it was ended before its time.
-    """
+    """A whole run. ``elapsed_s``: from the start to the end of the last call."""
 
     elapsed_s: float
     interrupted: bool
     total: Summary
     tenants: dict[str, Summary]
-
-    @property
-    def not_sent(self) -> int:
-        """Calls that the generator itself had to leave out: the load was less than was asked for."""
-        return self.total.outcomes.get(NOT_SENT, 0)
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self) | {"elapsed_s": round(self.elapsed_s, 3)}
@@ -208,13 +170,23 @@ class Tallies:
     """One tally for each tenant and one for all of them."""
 
     def __init__(self, tenants: Sequence[str], in_time_s: float) -> None:
-        self._total = Tally(in_time_s)
-        self._tenants = {tenant: Tally(in_time_s) for tenant in tenants}
+        self._total = _CallCounts(in_time_s)
+        self._tenants = {tenant: _CallCounts(in_time_s) for tenant in tenants}
 
-    def add(self, ended: Ended) -> None:
-        """Take what became of one call. Raises KeyError: of a tenant that is not in the run."""
-        self._tenants[ended.tenant].add(ended)
-        self._total.add(ended)
+    def add(
+        self,
+        tenant: str,
+        outcome: CallOutcome,
+        *,
+        due_s: float,
+        sent_s: float | None,
+        ended_s: float,
+        first_text_s: float | None = None,
+    ) -> None:
+        """Count a call that has ended. Times are seconds from the start of the run; latency counts from ``due_s``;
+        ``sent_s`` is None for a call that was not sent. Raises KeyError for a tenant that is not in the run."""
+        for counts in (self._tenants[tenant], self._total):
+            counts.add(outcome, due_s=due_s, sent_s=sent_s, ended_s=ended_s, first_text_s=first_text_s)
 
     def report(self, elapsed_s: float, *, interrupted: bool) -> Report:
         """The figures so far."""
@@ -228,7 +200,6 @@ COLUMNS = (
 _MARKDOWN = (
     "scenario", "users", "RPS", "p50 ms", "p95 ms", "p99 ms", "failure rate", "shed", "degraded",
 )  # fmt: skip
-_ALL = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,8 +215,20 @@ def tenant_rows(report: Report) -> list[tuple[str, ...]]:
     """A row for each tenant and, if there are several, one for all; the cells of COLUMNS."""
     named = dict(report.tenants)
     if len(named) != 1:
-        named[_ALL] = report.total
-    return [_row(name, summary) for name, summary in named.items()]
+        named["all"] = report.total
+    return [
+        (
+            name,
+            f"{summary.calls:,}",
+            f"{summary.answers_in_time_per_s:.1f}",
+            f"{summary.tokens_per_s:,.0f}",
+            *_percentiles(summary),
+            _ms(summary.first_text_ms.p50),
+            f"{summary.shed:,}",
+            f"{summary.failed:,}",
+        )
+        for name, summary in named.items()
+    ]
 
 
 def outcome_lines(report: Report) -> list[str]:
@@ -256,8 +239,8 @@ def outcome_lines(report: Report) -> list[str]:
         f"{report.total.calls:,} calls in {report.elapsed_s:.1f} s: {ended or 'none'}",
         f"sent later than due: p50 {_ms(late.p50)} ms, p99 {_ms(late.p99)} ms, worst {report.total.most_late_ms:g} ms",
     ]
-    if report.not_sent:
-        lines.append(f"{report.not_sent:,} calls were not sent: the load was less than was asked for")
+    if not_sent := report.total.outcomes.get(NOT_SENT):
+        lines.append(f"{not_sent:,} calls were not sent: the load was less than was asked for")
     if report.interrupted:
         lines.append("interrupted: the figures are those of the part that was run")
     return lines
@@ -265,34 +248,19 @@ def outcome_lines(report: Report) -> list[str]:
 
 def markdown(scenarios: Iterable[Scenario]) -> str:
     """The result table. Failure rate, shed and degraded are shares of the calls."""
-    head, *rows = (f"| {' | '.join(row)} |\n" for row in (_MARKDOWN, *map(_scenario_row, scenarios)))
+    table: list[Sequence[str]] = [_MARKDOWN]
+    for scenario in scenarios:
+        total = scenario.report.total
+        shares = (total.failure_rate, *(count / max(1, total.calls) for count in (total.shed, total.degraded)))
+        load = (scenario.name, f"{scenario.most_users:,}", f"{total.calls_per_s:.1f}")
+        table.append((*load, *_percentiles(total), *(f"{share:.1%}" for share in shares)))
+    head, *rows = (f"| {' | '.join(row)} |\n" for row in table)
     return "".join((head, "|---" * len(_MARKDOWN), "|\n", *rows))
 
 
-def _scenario_row(scenario: Scenario) -> tuple[str, ...]:
-    total = scenario.report.total
-    latency = total.latency_ms
-    shares = (total.failure_rate, *(count / max(1, total.calls) for count in (total.shed, total.degraded)))
-    return (
-        scenario.name,
-        f"{scenario.most_users:,}",
-        f"{total.calls_per_s:.1f}",
-        *(_ms(value) for value in (latency.p50, latency.p95, latency.p99)),
-        *(f"{share:.1%}" for share in shares),
-    )
-
-
-def _row(name: str, summary: Summary) -> tuple[str, ...]:
+def _percentiles(summary: Summary) -> list[str]:
     latency = summary.latency_ms
-    return (
-        name,
-        f"{summary.calls:,}",
-        f"{summary.answers_in_time_per_s:.1f}",
-        f"{summary.tokens_per_s:,.0f}",
-        *(_ms(value) for value in (latency.p50, latency.p95, latency.p99, summary.first_text_ms.p50)),
-        f"{summary.shed:,}",
-        f"{summary.failed:,}",
-    )
+    return [_ms(value) for value in (latency.p50, latency.p95, latency.p99)]
 
 
 def _ms(value: float | None) -> str:

@@ -14,12 +14,11 @@ from zlib import crc32
 _TIME = ("timestamp", "arrived_at_s")
 _PROMPT = ("contexttokens", "prompt_tokens")
 _OUTPUT = ("generatedtokens", "output_tokens")
-_TENANT = ("tenant",)
 _MOST_TOKENS = 10_000_000
 
 
 class TraceError(ValueError):
-    """The file is no trace; the message names the file, the line and, where it is one, the column."""
+    """An invalid trace; the message names the file, the line and the column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +32,10 @@ class TraceRow:
 
 
 def read_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
-    """The rows one by one, however many there are: a trace need not fit into memory.
+    """The rows one by one: a trace need not fit into memory.
 
-    Raises TraceError, which begins with ``name``, that of the file: it is no CSV in UTF-8, a column is missing, a value
-    cannot be read, or a request arrived before the one above it.
+    Raises TraceError, which begins with the file's ``name``: not CSV in UTF-8, a missing column, an invalid value, or a
+    request that arrived before the one above it.
     """
     rows = _Rows(lines)
     try:
@@ -51,7 +50,7 @@ def read_trace(lines: Iterable[str], name: str) -> Iterator[TraceRow]:
 
 
 class _Rows:
-    """The rows of a CSV file; ``begin`` is the line where the one begins that is read last."""
+    """The rows of a CSV file; ``begin``: first line of the latest row."""
 
     def __init__(self, lines: Iterable[str]) -> None:
         self._reader = csv.reader(lines)
@@ -72,7 +71,7 @@ def _parsed(reader: _Rows) -> Iterator[TraceRow]:
     except StopIteration:
         raise TraceError("line 1: the file is empty") from None
     time, prompt, output = (_column(columns, names) for names in (_TIME, _PROMPT, _OUTPUT))
-    tenant = next((columns.index(name) for name in _TENANT if name in columns), None)
+    tenant = columns.index("tenant") if "tenant" in columns else None
     first_s, last_s = None, 0.0
     for values in reader:
         if not values:
@@ -121,15 +120,7 @@ def _tokens(text: str, line: int, column: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request that is to be made.
-
-    Attributes:
-        number: counts from 0.
-        due_s: seconds from the start.
-        tenant: in whose name.
-        prompt_tokens: what it sends.
-        output_tokens: most tokens that it asks for.
-    """
+    """A planned request. ``number`` counts from 0; ``due_s``: seconds from the start; ``output_tokens``: its limit."""
 
     number: int
     due_s: float
@@ -140,14 +131,13 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class PlanOptions:
-    """How a trace becomes calls.
+    """Plan of the calls of a trace. Raises ValueError.
 
     Attributes:
         factor: 2 plays it twice as fast.
-        seconds: nothing is due from then on; None plays all of it.
-        most_calls: no more than these; None plays all of it.
-        scale: tokens are multiplied by it.
-        max_tokens: bounds prompt and answer together: the answer gives way, down to one token.
+        seconds: end of the plan; None: all of the trace, as for ``most_calls``.
+        scale: factor of all tokens.
+        max_tokens: bounds prompt and answer together; the answer is cut first, down to one token.
     """
 
     factor: float = 1.0
@@ -166,13 +156,10 @@ class PlanOptions:
 
 
 def plan(rows: Iterable[TraceRow], tenants: Sequence[str], options: PlanOptions) -> Iterator[Call]:
-    """The calls in the order in which they are due.
+    """The calls in the order in which they are due. Raises ValueError if there are no tenants.
 
-    A row that names one of ``tenants`` is that tenant's. Any other name always falls to the same one of them, and rows
-    without a name go to each in turn.
-
-    Raises:
-        ValueError: there are no tenants.
+    A row that names one of ``tenants`` is that tenant's. Any other name is always mapped to the same one of them, and
+    rows without a name to each in turn.
     """
     if not tenants:
         raise ValueError("tenants: give at least one")

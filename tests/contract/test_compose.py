@@ -23,7 +23,7 @@ from deploy.settings_docs import STORAGE_VARIABLES, setting_variables
 from fairlane.settings import Settings
 from fairlane_server.cli import main as fairlane_main
 from inference_consumers.__main__ import run as run_consumer
-from producers.backfill.cli import main as backfill_main
+from producers.backfill.__main__ import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
 
 SETTINGS = frozenset(variable.name for variable in setting_variables())
@@ -94,7 +94,7 @@ def test_every_command_would_be_accepted(
 ) -> None:
     prepared: list[Path] = []
 
-    def note(folder: Path, *_: object) -> list[prepare.Prepared]:
+    def note(folder: Path, *_: object) -> list[prepare.PreparedModel]:
         prepared.append(folder)
         return []
 

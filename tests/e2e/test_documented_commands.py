@@ -14,8 +14,7 @@ import psycopg
 import pytest
 from confluent_kafka import Message, Producer
 
-from deploy.local.endpoints import Endpoints
-from deploy.local.layout import PROJECT_ROOT, DataDir
+from deploy.local.layout import PROJECT_ROOT, DataDir, Endpoints
 from fairlane import Client
 from fairlane.clock import now_ms
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers

@@ -14,8 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fairlane.names import backfill_topic
-from producers.backfill.job import Format, Job, Status
-from producers.backfill.row import RowIds
+from producers.backfill.job import FileFormat, Job, RowIds, Status
 from tests.kit.backfill_bench import BackfillBench, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
@@ -38,13 +37,13 @@ class Plan:
 
     rows: int
     blows: Mapping[str, int]
-    input_format: Format = Format.JSONL
-    output_format: Format = Format.JSONL
+    input_format: FileFormat = FileFormat.JSONL
+    output_format: FileFormat = FileFormat.JSONL
     ordered: bool = True
 
     def submit(self, bench: BackfillBench, output: Path) -> Job:
         lines = bench.lines(self.rows)
-        if self.input_format is Format.CSV:
+        if self.input_format is FileFormat.CSV:
             rows = [json.loads(line) for line in lines]
             lines = [",".join(rows[0]), *(",".join(map(str, row.values())) for row in rows)]
         source = bench.file(f"in.{self.input_format}", lines)
@@ -60,7 +59,7 @@ class Plan:
 
     def rows_in(self, output: Path) -> list[int]:
         """In the order in which they stand there; sorted, if they may stand in any."""
-        parquet = self.output_format is Format.PARQUET
+        parquet = self.output_format is FileFormat.PARQUET
         found = pq.read_table(output).to_pylist() if parquet else read_lines(output)
         rows = [line["row"] for line in found]
         return rows if self.ordered else sorted(rows)
@@ -166,7 +165,7 @@ def strike_one(bench: BackfillBench, plan: Plan, dice: random.Random) -> None:
 
 
 def unordered_table(rows: int, **blows: int) -> Plan:
-    return Plan(rows, blows, Format.CSV, Format.PARQUET, ordered=False)
+    return Plan(rows, blows, FileFormat.CSV, FileFormat.PARQUET, ordered=False)
 
 
 def test_every_row_once_whatever_becomes_of_the_runners(

@@ -8,8 +8,7 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from deploy.local.endpoints import Endpoints
-from deploy.local.layout import PROJECT_ROOT, DataDir
+from deploy.local.layout import PROJECT_ROOT, DataDir, Endpoints
 from deploy.local.status import read_status
 from fairlane.kafka_config import idempotent_producer
 from fairlane.settings import KafkaSettings

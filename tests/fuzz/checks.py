@@ -12,7 +12,7 @@ from fairlane.codec import DecodeError
 from fairlane.names import returned_topic
 from fairlane.records import InferenceRequest
 from fairlane.schema_files import default_codec
-from producers.backfill.row import GoodRow
+from producers.backfill.job import GoodRow
 from producers.backfill.rows import parse_row
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.openai.batches import BatchBody

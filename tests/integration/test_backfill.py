@@ -14,7 +14,7 @@ from fairlane_server.postgres.connection import connect
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.app import JobRunner
 from producers.backfill.files import blob_of
-from producers.backfill.job import Format, Job, Status, Tally, Wanted
+from producers.backfill.job import FileFormat, Job, RowTally, Status, Wanted
 from producers.backfill.job_store import JobStore
 from tests.kit.backfill_bench import LEASE_S, BackfillBench, Command, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline, unique_name
@@ -106,8 +106,8 @@ def test_csv_in_and_parquet_out(bench: BackfillBench) -> None:
     job = bench.submit(
         source,
         output,
-        input_format=Format.CSV,
-        output_format=Format.PARQUET,
+        input_format=FileFormat.CSV,
+        output_format=FileFormat.PARQUET,
         columns={"question": "prompt", "key": "id"},
         defaults={"model": bench.pipeline.model_for("generate"), "max_tokens": 2},
         chunk_rows=7,
@@ -127,8 +127,8 @@ def test_parquet_in_and_csv_out(bench: BackfillBench) -> None:
     job = bench.submit(
         source,
         output,
-        input_format=Format.PARQUET,
-        output_format=Format.CSV,
+        input_format=FileFormat.PARQUET,
+        output_format=FileFormat.CSV,
         defaults={"model": bench.pipeline.model_for("embed")},
         chunk_rows=4,
     )
@@ -185,7 +185,7 @@ def test_connections_to_postgres_that_break_hold_a_job_up_and_no_more(bench: Bac
     job = bench.submit(source, output, chunk_rows=20, max_open_chunks=2)
     cut: list[int] = []
 
-    def cut_all(_job: Job, _done: Tally) -> None:
+    def cut_all(_job: Job, _done: RowTally) -> None:
         with connect(bench.database.dsn, "test", autocommit=True) as connection:
             query = (
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "

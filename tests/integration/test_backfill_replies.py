@@ -7,10 +7,9 @@ import pytest
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
-from producers.backfill.job import Fingerprint, Job, JobSpec
+from producers.backfill.job import Fingerprint, Job, JobSpec, RowIds
 from producers.backfill.job_store import new_job_id
 from producers.backfill.kafka import KafkaReplies, reply_partitions
-from producers.backfill.row import RowIds
 from tests.kit.recorder_kit import LogWriter, make_topics
 from tests.kit.waiting import eventually
 

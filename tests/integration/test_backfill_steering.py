@@ -13,11 +13,11 @@ from producers.backfill.job import (
     MAX_COST_REACHED,
     ChunkPlan,
     Fingerprint,
+    InputPosition,
     Job,
     JobSpec,
-    Position,
+    RowTally,
     Status,
-    Tally,
     Wanted,
 )
 from producers.backfill.job_store import JobStore, PostgresJobLog, new_job_id
@@ -132,11 +132,11 @@ def test_the_oldest_jobs_of_every_tenant_wait_but_for_those_that_run(taken: Take
 
 def test_jobs_that_have_not_ended_are_counted_with_their_rows(taken: Taken) -> None:
     jobs, rows = taken.store.unfinished()[Status.RUNNING]
-    taken.log.finish(ChunkPlan(0, 0, 4, Position(), Position(), 0), "part", Tally(ok=4))
+    taken.log.finish(ChunkPlan(0, 0, 4, InputPosition(), InputPosition(), 0), "part", RowTally(ok=4))
     assert taken.store.unfinished()[Status.RUNNING] == (jobs, rows)
-    chunk = ChunkPlan(0, 0, 4, Position(), Position(), 0)
+    chunk = ChunkPlan(0, 0, 4, InputPosition(), InputPosition(), 0)
     taken.log.plan(chunk)
-    taken.log.finish(chunk, "part", Tally(ok=3, failed=1))
+    taken.log.finish(chunk, "part", RowTally(ok=3, failed=1))
     assert taken.store.unfinished()[Status.RUNNING] == (jobs, rows - 4)
     taken.log.move(Status.COMPLETED)
     assert taken.store.unfinished().get(Status.RUNNING, (0, 0)) == (jobs - 1, rows - 10)

@@ -14,8 +14,7 @@ from fairlane.clock import now_ms
 from fairlane.names import JOBS_REPLIES, backfill_topic
 from fairlane.outcomes import Outcome
 from fairlane_server.processes.service import StopSignal
-from producers.backfill.job import MAX_COST_REACHED, Job, Status
-from producers.backfill.row import RowIds
+from producers.backfill.job import MAX_COST_REACHED, Job, RowIds, Status
 from tests.kit.backfill_bench import BackfillBench, Command, backfill_bench, read_lines
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, unique_name

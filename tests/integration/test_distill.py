@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from deploy.models.distill import distill
+from deploy.models.prepare import distill
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from tests.kit.encoder_kit import prepared_tokenizer, save_encoder
 

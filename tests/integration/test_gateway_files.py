@@ -20,7 +20,7 @@ from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
-from producers.backfill.batches import Batch, BatchStore, FileSweep, StoredFile
+from producers.backfill.batches import BatchStore, FileSweep, StoredBatch, StoredFile
 from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
@@ -80,7 +80,7 @@ class Bench:
             act_for(connection, ALL_TENANTS)
             connection.execute("UPDATE backfill_jobs SET status = %s, ended_at_ms = %s", (status.value, self.now_ms))
 
-    def made(self, batch_id: str) -> Batch:
+    def made(self, batch_id: str) -> StoredBatch:
         """What is known of a batch."""
         with closing(BatchStore(self.dsn, "acme")) as store:
             made = store.batch(batch_id)
@@ -341,7 +341,7 @@ def test_of_many_calls_under_one_key_at_once_all_have_one_batch(bench: Bench) ->
 def test_a_call_that_is_not_told_of_its_batch_looks_for_it(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     add, made = BatchStore.add_batch, list[str]()
 
-    def cut_off(self: BatchStore, batch: Batch) -> bool:
+    def cut_off(self: BatchStore, batch: StoredBatch) -> bool:
         add(self, batch)
         made.append(batch.batch_id)
         raise UnavailableError("the connection broke")

@@ -18,9 +18,8 @@ from psycopg import sql
 
 from deploy.local import probes
 from deploy.local.layout import PROJECT_ROOT, AlreadyRunningError, DataDir, StackError
-from deploy.local.procfs import ProcessId, find_by_folder
-from deploy.local.run_record import RunRecord
-from deploy.local.services import Service, Step
+from deploy.local.run_record import ProcessId, RunRecord, processes_in
+from deploy.local.services import Service, SetupStep
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
 from tests.kit.up_command import running
@@ -44,7 +43,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     """A stack of all parts with a step and a service; the tests share it and leave it healthy."""
     made = LocalStack(
         data_dir=tmp_path_factory.mktemp("stack"),
-        setup=(Step("step", ("-c", "print('set up')"), after=("kafka", "postgres")),),
+        setup=(SetupStep("step", ("-c", "print('set up')"), after=("kafka", "postgres")),),
         services=(Service("service-1", ("-c", SERVICE)),),
         environ={},
     )
@@ -239,7 +238,7 @@ def test_external_parts_are_used_and_not_started(stack: LocalStack, tmp_path: Pa
         "REDIS_URL": stack.endpoints.redis_url,
         "REDIS_CACHE_URL": stack.endpoints.redis_cache_url,
     }
-    step = Step("step", ("-c", "import os; print(os.environ['REDIS_URL'])"), after=("kafka", "redis"))
+    step = SetupStep("step", ("-c", "import os; print(os.environ['REDIS_URL'])"), after=("kafka", "redis"))
     with LocalStack(data_dir=tmp_path, setup=(step,), environ=environ) as other:
         assert [view.name for view in other.supervisor.processes()] == ["step"]
         assert other.endpoints.service_env == environ | {"FILES_URL": str(tmp_path / "files")}
@@ -322,7 +321,7 @@ def alive(data_dir: Path) -> list[ProcessId]:
     assert record is not None
     return [
         *(entry.identity for entry in record.processes if entry.identity is not None),
-        *find_by_folder(DataDir(data_dir).postgres / "data"),
+        *processes_in(DataDir(data_dir).postgres / "data"),
     ]
 
 

@@ -15,8 +15,8 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.processes.service import StopSignal
+from producers.backfill.__main__ import main
 from producers.backfill.app import JobRunner
-from producers.backfill.cli import main
 from producers.backfill.job import Job, JobSpec, Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.kafka import reply_partitions

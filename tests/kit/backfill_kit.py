@@ -5,14 +5,27 @@ or after it took effect, or say that nothing answers.
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest, Output, TokenUsage
 from fairlane.schema_files import default_codec
 from producers.backfill.answers import RowAnswer
-from producers.backfill.job import ChunkPlan, Fingerprint, Job, JobSpec, Position, Status, Tally, Wanted
+from producers.backfill.files import LocalFile
+from producers.backfill.inputs import RowSource
+from producers.backfill.job import (
+    ChunkPlan,
+    Fingerprint,
+    InputPosition,
+    Job,
+    JobSpec,
+    RowContent,
+    RowTally,
+    Status,
+    Wanted,
+)
+from producers.backfill.lease import JobControl
 from producers.backfill.ports import LeaseLostError, UnavailableError
-from producers.backfill.row import RowContent
 from producers.backfill.runner import Runner
 
 TENANT = "acme"
@@ -108,7 +121,7 @@ class World:
 
 
 @dataclass
-class Member:
+class Member(JobControl):
     """One runner's side of the world: every seam of the loop."""
 
     world: World
@@ -176,7 +189,7 @@ class JobLogInMemory:
 
         world.effect(do)
 
-    def finish(self, chunk: ChunkPlan, part: str, tally: Tally) -> None:
+    def finish(self, chunk: ChunkPlan, part: str, tally: RowTally) -> None:
         world = self.member.world
 
         def do() -> None:
@@ -201,18 +214,19 @@ class JobLogInMemory:
         world.effect(do)
 
 
-@dataclass
-class SourceInMemory:
-    world: World
+class SourceInMemory(RowSource):
+    def __init__(self, world: World) -> None:
+        self.world = world
+        super().__init__(LocalFile(Path(world.job.spec.input)), world.job.fingerprint, world.job.spec)
 
-    def read(self, begin: Position, most_rows: int, most_bytes: int) -> tuple[list[RowContent], Position]:
+    def _check_unchanged(self) -> None:
         self.world.trouble.pass_by()
         if self.world.is_input_away:
             raise UnavailableError("the storage does not answer")
-        rows = list(self.world.rows[begin.offset : begin.offset + most_rows])
-        return rows, Position(0, begin.offset + len(rows))
 
-    def close(self) -> None: ...
+    def _rows_from(self, begin: InputPosition) -> Iterator[tuple[RowContent, int, InputPosition]]:
+        for number, content in enumerate(self.world.rows[begin.offset :], begin.offset + 1):
+            yield content, 0, InputPosition(0, number)
 
 
 @dataclass

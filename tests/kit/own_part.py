@@ -14,9 +14,8 @@ from typing import Self
 
 import psutil
 
-from deploy.local.endpoints import Endpoints
-from deploy.local.layout import StackError
-from deploy.local.process import State
+from deploy.local.layout import Endpoints, StackError
+from deploy.local.run_record import State
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.waiting import PATIENCE_S, eventually

@@ -31,7 +31,7 @@ class OwnRedis:
 
     def __init__(self, server: Redis) -> None:
         self.url = server.url
-        self._spec = server.specs()[0]
+        self._spec = server.spec()
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.local import probes
-from deploy.local.process import Instance, ProcessSpec
 from deploy.local.services import HOST, Service
+from deploy.local.supervisor import Instance, ProcessSpec
 from tests.kit.waiting import eventually
 
 START_TIMEOUT_S = 60.0

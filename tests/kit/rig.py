@@ -10,7 +10,7 @@ from typing import Self
 
 from benchmarks.faults.plan import Cast
 from benchmarks.faults.rig import Rig as AnyRig
-from deploy.local.services import Service, Step
+from deploy.local.services import Service, SetupStep
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.pipeline import Pipeline
@@ -45,7 +45,7 @@ class Rig(AnyRig):
             data_dir=folder,
             # Nothing of these is started: they are looked up in ``environ``.
             parts=("kafka", "postgres", "redis", "redis-cache"),
-            setup=(Step("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
+            setup=(SetupStep("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
             services=(
                 *(Service(name, ("-m", "stream_processors.dispatcher"), shared) for name in DISPATCHERS),
                 *(Service(name, consume, shared) for name in CONSUMERS),

@@ -16,14 +16,14 @@ from urllib.parse import urlsplit, urlunsplit
 import psycopg
 from psycopg import sql
 
-from deploy.local.endpoints import (
+from deploy.local.kafka import BROKER_SETTINGS, log_dir
+from deploy.local.layout import (
     KAFKA_VARIABLE,
     POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
     POSTGRES_VARIABLE,
     REDIS_VARIABLE,
 )
-from deploy.local.kafka import BROKER_SETTINGS, log_dir
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, create_roles
 from deploy.local.stack import LocalStack

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from fairlane.outcomes import Code
 from fairlane_server.api_keys.api_key import Scope
 from fairlane_server.text import without_nul
-from producers.backfill.batches import INPUT_PURPOSE, Batch, new_file_id
+from producers.backfill.batches import INPUT_PURPOSE, StoredBatch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.idempotency import HEADER, checked_key, other_body
@@ -176,7 +176,7 @@ def router(deps: BatchDeps) -> APIRouter:
     return api
 
 
-def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> Batch:
+def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> StoredBatch:
     """A new batch, or the one already created under this key. Raises GatewayError."""
     if key is None:
         return _new(deps, tenant, body, new_job_id())
@@ -196,7 +196,7 @@ def _created(deps: BatchDeps, tenant: str, body: BatchBody, key: str | None) -> 
         return made
 
 
-def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch | None:
+def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> StoredBatch | None:
     """The batch created under this key, or None. Raises GatewayError: 422 if it had another body; 503."""
     with deps.store(tenant) as store:
         made = store.batch(_batch_id(job_id))
@@ -209,7 +209,7 @@ def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch |
     return made
 
 
-def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch:
+def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> StoredBatch:
     file = found_file(deps, tenant, body.input_file_id)
     if file.purpose != INPUT_PURPOSE:
         raise GatewayError(400, Code.INVALID, "input_file_id: its purpose is not batch", field="input_file_id")
@@ -236,7 +236,7 @@ def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> Batch:
             deadline_at_ms=created_at_ms + spec.window_ms,
             counted=False,
         )
-        batch = Batch(_batch_id(job_id), file.file_id, output, error, _storable(body.metadata), job)
+        batch = StoredBatch(_batch_id(job_id), file.file_id, output, error, _storable(body.metadata), job)
         note_object(batch.batch_id)
         if not store.add_batch(batch):
             raise GatewayError(404, "not_found", "there is no such file", field="input_file_id")
@@ -251,7 +251,7 @@ def _storable(metadata: dict[str, str] | None) -> dict[str, str] | None:
     return None if metadata is None else {without_nul(name): without_nul(value) for name, value in metadata.items()}
 
 
-def _found(deps: BatchDeps, tenant: str, batch_id: str) -> Batch:
+def _found(deps: BatchDeps, tenant: str, batch_id: str) -> StoredBatch:
     """The batch. Raises GatewayError: 404, 503."""
     batch = None
     if _ID.fullmatch(batch_id):
@@ -270,7 +270,7 @@ def status_of(job: Job) -> str:
     return _STATUS.get(job.status, job.status.value)
 
 
-def batch_answer(batch: Batch) -> BatchAnswer:
+def batch_answer(batch: StoredBatch) -> BatchAnswer:
     """A batch in OpenAI's format."""
     job, tally = batch.job, batch.job.tally
     failed = tally.failed + tally.expired + tally.cancelled

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from openai.types import Batch as OpenAIBatch
 
-from producers.backfill.batches import Batch
-from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Tally, Wanted
+from producers.backfill.batches import StoredBatch
+from producers.backfill.job import Fingerprint, Job, JobSpec, RowTally, Status, Wanted
 from producers.gateway.openai.batches import batch_answer
 
 CREATED, STARTED, CANCELLING, FINALIZING, ENDED, DEADLINE = 1_000, 1_010, 1_020, 1_030, 1_040, 87_400
@@ -30,7 +30,7 @@ def joining(job: Job) -> Job:
     return replace(job, status=Status.FINALIZING, finalizing_at_ms=FINALIZING * 1000)
 
 
-def ended(job: Job, status: Status, tally: Tally, reason: str | None = None) -> Job:
+def ended(job: Job, status: Status, tally: RowTally, reason: str | None = None) -> Job:
     return replace(job, status=status, tally=tally, ended_at_ms=ENDED * 1000, reason=reason)
 
 
@@ -45,29 +45,29 @@ CASES: list[tuple[Job, str, dict[str, int]]] = [
     (replace(BEGUN, status=Status.PAUSED), "in_progress", IN_PROGRESS),
     (joining(BEGUN), "finalizing", {**IN_PROGRESS, "finalizing_at": FINALIZING}),
     (
-        ended(joining(BEGUN), Status.COMPLETED, Tally(ok=3, failed=1)),
+        ended(joining(BEGUN), Status.COMPLETED, RowTally(ok=3, failed=1)),
         "completed",
         {**IN_PROGRESS, "finalizing_at": FINALIZING, "completed_at": ENDED},
     ),
     (
-        ended(joining(BEGUN), Status.EXPIRED, Tally(ok=3, expired=1)),
+        ended(joining(BEGUN), Status.EXPIRED, RowTally(ok=3, expired=1)),
         "expired",
         {**IN_PROGRESS, "finalizing_at": FINALIZING, "expired_at": ENDED},
     ),
     (CANCELLED, "cancelling", {**IN_PROGRESS, "cancelling_at": CANCELLING}),
     (
-        ended(joining(CANCELLED), Status.CANCELLED, Tally(ok=3, cancelled=1)),
+        ended(joining(CANCELLED), Status.CANCELLED, RowTally(ok=3, cancelled=1)),
         "cancelled",
         {**IN_PROGRESS, "cancelling_at": CANCELLING, "finalizing_at": FINALIZING, "cancelled_at": ENDED},
     ),
-    (ended(VALIDATING, Status.FAILED, Tally(), "in: there is no such file"), "failed", {"failed_at": ENDED}),
-    (ended(BEGUN, Status.FAILED, Tally(), "the input has changed"), "failed", {**IN_PROGRESS, "failed_at": ENDED}),
+    (ended(VALIDATING, Status.FAILED, RowTally(), "in: there is no such file"), "failed", {"failed_at": ENDED}),
+    (ended(BEGUN, Status.FAILED, RowTally(), "the input has changed"), "failed", {**IN_PROGRESS, "failed_at": ENDED}),
 ]
 
 
 def read(job: Job) -> OpenAIBatch:
     """As the client of OpenAI has it; refuses what its types do not allow."""
-    made = batch_answer(Batch("batch_" + "0" * 16, "file-1", "file-2", "file-3", None, job))
+    made = batch_answer(StoredBatch("batch_" + "0" * 16, "file-1", "file-2", "file-3", None, job))
     return OpenAIBatch.model_validate(made.model_dump(), strict=True)
 
 

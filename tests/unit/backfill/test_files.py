@@ -15,11 +15,10 @@ from fairlane.outcomes import Outcome
 from producers.backfill import outputs
 from producers.backfill.answers import RowAnswer
 from producers.backfill.files import absolute, are_same, blob_of, blocks_of
-from producers.backfill.inputs import source_of
-from producers.backfill.job import MEBIBYTE, Fingerprint, Format, Job, JobSpec, Position
+from producers.backfill.inputs import RowSource, source_of
+from producers.backfill.job import MEBIBYTE, BadRow, FileFormat, Fingerprint, InputPosition, Job, JobSpec, RowContent
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError, Source
-from producers.backfill.row import BadRow, RowContent
+from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError
 from producers.backfill.submission import TooExpensiveError, survey
 from tests.kit.s3_storage import s3_storage
 
@@ -41,10 +40,10 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, str | No
     return f"s3://{BUCKET}/{uuid4()}", request.getfixturevalue("s3")
 
 
-def read_all(source: Source, most_rows: int) -> list[tuple[RowContent, Position]]:
+def read_all(source: RowSource, most_rows: int) -> list[tuple[RowContent, InputPosition]]:
     """Every row, and where the chunk that it is in begins."""
-    position = Position()
-    found: list[tuple[RowContent, Position]] = []
+    position = InputPosition()
+    found: list[tuple[RowContent, InputPosition]] = []
     while True:
         rows, end = source.read(position, most_rows, 2**40)
         if not rows:
@@ -53,15 +52,15 @@ def read_all(source: Source, most_rows: int) -> list[tuple[RowContent, Position]
         position = end
 
 
-def write_input(url: str, endpoint: str | None, format_: Format, folder: Path) -> JobSpec:
+def write_input(url: str, endpoint: str | None, format_: FileFormat, folder: Path) -> JobSpec:
     """Fifty rows, in blocks or row groups that no chunk has."""
     spec = JobSpec(url, "out", format_, endpoint=endpoint)
     match format_:
-        case Format.JSONL:
+        case FileFormat.JSONL:
             content = b"".join(b'{"id": "r%d"}\n\n' % number for number in range(50))
-        case Format.CSV:
+        case FileFormat.CSV:
             content = b"\xef\xbb\xbfid,prompt\r\n" + b"".join(b'r%d,"a\nb"\r\n' % number for number in range(50))
-        case Format.PARQUET:
+        case FileFormat.PARQUET:
             made = folder / "made.parquet"
             rows = [{"id": f"r{number}", "prompt": "x"} for number in range(50)]
             pq.write_table(pa.Table.from_pylist(rows), made, row_group_size=13)
@@ -70,9 +69,9 @@ def write_input(url: str, endpoint: str | None, format_: Format, folder: Path) -
     return spec
 
 
-@pytest.mark.parametrize("format_", list(Format))
+@pytest.mark.parametrize("format_", list(FileFormat))
 def test_rows_are_the_same_from_wherever_they_are_read(
-    place: tuple[str, str | None], format_: Format, tmp_path: Path
+    place: tuple[str, str | None], format_: FileFormat, tmp_path: Path
 ) -> None:
     folder, endpoint = place
     url = f"{folder}/in.{format_}"
@@ -95,9 +94,9 @@ def test_rows_are_the_same_from_wherever_they_are_read(
         assert contents == [row for row, position in found if position == begin]
 
 
-@pytest.mark.parametrize("format_", list(Format))
+@pytest.mark.parametrize("format_", list(FileFormat))
 def test_an_input_that_is_gone_stops_nobody_who_need_not_read_it(
-    place: tuple[str, str | None], format_: Format, tmp_path: Path
+    place: tuple[str, str | None], format_: FileFormat, tmp_path: Path
 ) -> None:
     folder, endpoint = place
     url = f"{folder}/in.{format_}"
@@ -108,18 +107,20 @@ def test_an_input_that_is_gone_stops_nobody_who_need_not_read_it(
     source = source_of(blob_of(url, endpoint), fingerprint, spec)
 
     with pytest.raises(NoSuchInputError):
-        source.read(Position(), 1, 1)
+        source.read(InputPosition(), 1, 1)
     source.close()
 
 
-@pytest.mark.parametrize("format_", list(Format))
-def test_an_input_that_changed_is_not_read_on(place: tuple[str, str | None], format_: Format, tmp_path: Path) -> None:
+@pytest.mark.parametrize("format_", list(FileFormat))
+def test_an_input_that_changed_is_not_read_on(
+    place: tuple[str, str | None], format_: FileFormat, tmp_path: Path
+) -> None:
     folder, endpoint = place
     url = f"{folder}/in.{format_}"
     spec = write_input(url, endpoint, format_, tmp_path)
     blob = blob_of(url, endpoint)
     source = source_of(blob, blob.fingerprint(), spec)
-    _, position = source.read(Position(), 5, 2**40)
+    _, position = source.read(InputPosition(), 5, 2**40)
     blob.write([b"something else"])
 
     with pytest.raises(InputChangedError, match="has changed since the job was submitted"):
@@ -151,14 +152,14 @@ def test_a_large_row_is_never_held(tmp_path: Path) -> None:
 def test_columns_that_are_named_must_be_there(tmp_path: Path) -> None:
     path = tmp_path / "in.csv"
     path.write_text("question,other\nwhy?,x\nonly one cell\n")
-    spec = JobSpec(str(path), "out", Format.CSV, columns={"question": "prompt"})
+    spec = JobSpec(str(path), "out", FileFormat.CSV, columns={"question": "prompt"})
     blob = blob_of(str(path))
     good, bad = [row for row, _ in read_all(source_of(blob, blob.fingerprint(), spec), 9)]
     assert good == {"prompt": "why?"}
     assert bad == BadRow(None, "row", "1 cells; the header has 2")
     missing = source_of(blob, blob.fingerprint(), replace(spec, columns={"nothing": "prompt"}))
     with pytest.raises(NoSuchInputError, match="no column 'nothing'"):
-        missing.read(Position(), 1, 1)
+        missing.read(InputPosition(), 1, 1)
 
 
 def test_a_row_of_parquet_that_cannot_be_read_costs_no_other(tmp_path: Path) -> None:
@@ -166,7 +167,7 @@ def test_a_row_of_parquet_that_cannot_be_read_costs_no_other(tmp_path: Path) -> 
     prompts = pa.array([b"one", b"\xff\xfe", b"three"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"id": ["a", "b", "c"], "prompt": prompts}), path)
     blob = blob_of(str(path))
-    source = source_of(blob, blob.fingerprint(), JobSpec(str(path), "out", Format.PARQUET))
+    source = source_of(blob, blob.fingerprint(), JobSpec(str(path), "out", FileFormat.PARQUET))
 
     for most_rows in (1, 3):
         rows = [row for row, _ in read_all(source, most_rows)]
@@ -225,8 +226,8 @@ ANSWERS = [
 ]
 
 
-@pytest.mark.parametrize("format_", list(Format))
-def test_parts_become_one_output(place: tuple[str, str | None], format_: Format) -> None:
+@pytest.mark.parametrize("format_", list(FileFormat))
+def test_parts_become_one_output(place: tuple[str, str | None], format_: FileFormat) -> None:
     folder, endpoint = place
     url = f"{folder}/out.{format_}"
     job = Job(
@@ -242,14 +243,14 @@ def test_parts_become_one_output(place: tuple[str, str | None], format_: Format)
     blob = blob_of(url, endpoint)
     content = b"".join(blocks_of(blob, blob.fingerprint()))
     match format_:
-        case Format.JSONL:
+        case FileFormat.JSONL:
             rows = [json.loads(line) for line in content.splitlines()]
             assert rows[0]["output"] == {"text": 'b " \n'}
             assert rows[1]["error"] == {"code": "invalid", "field": "prompt", "message": "missing"}
             ids = [row["id"] for row in rows]
-        case Format.CSV:
+        case FileFormat.CSV:
             ids = [row["row_id"] or None for row in csv.DictReader(content.decode().splitlines())]
-        case Format.PARQUET:
+        case FileFormat.PARQUET:
             ids = pq.read_table(pa.BufferReader(content)).column("row_id").to_pylist()
     assert ids == ["a", 'quoted "x"', None]
     with pytest.raises(NoSuchInputError):
@@ -272,7 +273,7 @@ def test_parts_of_parquet_share_row_groups_of_a_bounded_size(
     if text_bytes > 10:
         monkeypatch.setattr(outputs, "_GROUP_BYTES", MEBIBYTE)
     url = str(tmp_path / "out.parquet")
-    spec = JobSpec("in", url, output_format=Format.PARQUET)
+    spec = JobSpec("in", url, output_format=FileFormat.PARQUET)
     files = FileParts(Job("ab" * 8, "acme", spec, Fingerprint(1, "1"), parts * rows_of_part, 12))
     first, other = (
         files.write(

@@ -9,9 +9,8 @@ import pytest
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.backfill.chunk_ledger import ChunkLedger
-from producers.backfill.job import ChunkPlan, Position, Status, Wanted
+from producers.backfill.job import ChunkPlan, GoodRow, InputPosition, RowIds, Status, Wanted
 from producers.backfill.ports import UnavailableError
-from producers.backfill.row import GoodRow, RowIds
 from tests.kit.backfill_kit import (
     PARTITIONS,
     TENANT,
@@ -123,7 +122,7 @@ def test_of_a_row_that_was_asked_for_again_a_copy_may_be_under_way_though_one_is
     ids = RowIds("00c0ffee00c0ffee", PARTITIONS)
     request = InferenceRequest(ids.id_of(0), "words", Task.GENERATE, RequestInput(prompt="a question"))
     ledger = ChunkLedger(TENANT, ids)
-    ledger.open(ChunkPlan(0, 0, 1, Position(), Position(), 0), [GoodRow("0", request)])
+    ledger.open(ChunkPlan(0, 0, 1, InputPosition(), InputPosition(), 0), [GoodRow("0", request)])
     ledger.ask_again([0], 1)
     assert ledger.due(1)
 

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -12,13 +13,22 @@ from fairlane.names import is_request_id
 from fairlane.outcomes import Outcome, Task
 from fairlane.records import InferenceReply
 from fairlane_server.kafka.reply_partition import partition_of
+from producers.backfill.__main__ import check_rows_under_way, defaults_of, format_of, pairs, window_ms
 from producers.backfill.chunk_ledger import ChunkLedger
-from producers.backfill.cli import check_rows_under_way, defaults_of, format_of, pairs, window_ms
-from producers.backfill.estimate import Estimate
-from producers.backfill.job import Budget, ChunkPlan, Format, JobSpec, Position, Tally
-from producers.backfill.line_splitter import LineSplitter, Piece
-from producers.backfill.row import MOST_ROWS, BadRow, GoodRow, RowIds
+from producers.backfill.inputs import LineSplitter, Piece
+from producers.backfill.job import (
+    MOST_ROWS,
+    BadRow,
+    ChunkPlan,
+    FileFormat,
+    GoodRow,
+    InputPosition,
+    JobSpec,
+    RowIds,
+    affordable_rows,
+)
 from producers.backfill.rows import parse_row
+from producers.backfill.submission import Estimate
 
 JOBS = st.integers(0, 2**64 - 1).map(lambda number: f"{number:016x}")
 
@@ -192,27 +202,24 @@ def test_columns_are_texts_that_become_what_their_fields_are() -> None:
 def test_what_is_sent_is_expected_to_stay_within_the_budget(
     limit: int, spent: int, done: int, open_rows: int, estimate: float
 ) -> None:
-    budget, tally = Budget(limit, estimate), Tally(ok=done, cost_tokens=spent if done else 0)
-    rows = budget.affordable_rows(tally, open_rows)
-    cost = budget.row_cost(tally)
+    spent = spent if done else 0
+    cost = spent / done if done else estimate
+    rows = affordable_rows(limit, spent, cost, open_rows)
 
-    if tally.cost_tokens >= limit:
+    if spent >= limit:
         assert rows == 0
     elif rows is None:
         assert cost <= 1e-6
     else:
-        assert rows == 0 or tally.cost_tokens + (open_rows + rows) * cost <= limit * (1 + 1e-9)
-    assert Budget(None).affordable_rows(tally, open_rows) is None
+        assert rows == 0 or spent + (open_rows + rows) * cost <= limit * (1 + 1e-9)
+    assert affordable_rows(None, spent, cost, open_rows) is None
 
 
 def test_an_estimate_is_made_from_some_rows_and_counts_all() -> None:
     estimate = Estimate()
     for number in range(5_000):
-        if estimate.wants_next:
-            row = b'{"model": "m", "prompt": "one two three", "max_tokens": 5}' if number % 2 else b"bad"
-            estimate.add(parse_row(row, "acme", {}))
-        else:
-            estimate.skip()
+        row = b'{"model": "m", "prompt": "one two three", "max_tokens": 5}' if number % 2 else b"bad"
+        estimate.add(partial(parse_row, row, "acme", {}))
 
     assert estimate.rows == 5_000
     assert 1_000 <= estimate.looked_at < 1_100
@@ -224,7 +231,7 @@ def test_a_ledger_takes_one_reply_for_a_row_and_none_for_others() -> None:
     ids = RowIds("00000000000000ab", 12)
     ledger = ChunkLedger("acme", ids)
     good = parse_row(b'{"model": "m", "prompt": "x"}', "acme", {})
-    plan = ChunkPlan(3, 10, 2, Position(), Position(0, 5), 77)
+    plan = ChunkPlan(3, 10, 2, InputPosition(), InputPosition(0, 5), 77)
     ledger.open(plan, [good, BadRow("b", "row", "not JSON")])
     with pytest.raises(ValueError, match="open already"):
         ledger.open(plan, [])
@@ -243,7 +250,9 @@ def test_a_ledger_takes_one_reply_for_a_row_and_none_for_others() -> None:
 
 
 def test_a_specification_survives_being_stored() -> None:
-    spec = JobSpec("in.csv", "s3://b/out", Format.CSV, Format.PARQUET, columns={"a": "prompt"}, defaults={"seed": 1})
+    spec = JobSpec(
+        "in.csv", "s3://b/out", FileFormat.CSV, FileFormat.PARQUET, columns={"a": "prompt"}, defaults={"seed": 1}
+    )
     assert JobSpec.from_json(json.loads(json.dumps(asdict(spec) | {"of a later version": 1}))) == spec
 
 
@@ -252,8 +261,8 @@ def test_options() -> None:
     assert defaults_of(["model=m", "max_tokens=4", 'stop=["a"]']) == {"model": "m", "max_tokens": 4, "stop": ["a"]}
     assert window_ms("90s") == 90_000
     assert window_ms("24h") == 86_400_000
-    assert format_of("s3://b/x.PARQUET", Format.JSONL) is Format.PARQUET
-    assert format_of("x", Format.CSV) is Format.CSV
+    assert format_of("s3://b/x.PARQUET", FileFormat.JSONL) is FileFormat.PARQUET
+    assert format_of("x", FileFormat.CSV) is FileFormat.CSV
     check_rows_under_way(2_500, 8)
     with pytest.raises(ValueError, match="at most 20000 rows may be under way"):
         check_rows_under_way(2_501, 8)

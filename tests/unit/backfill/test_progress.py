@@ -12,7 +12,7 @@ from rich.progress import Progress
 from structlog.testing import capture_logs
 
 from fairlane_server.cli.progress import Bars, progress_bars
-from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Tally
+from producers.backfill.job import Fingerprint, Job, JobSpec, RowTally, Status
 from producers.backfill.progress import LINE_S, JobWatch, job_json, job_pace, pace_json, pace_line
 
 JOB = Job("ab" * 8, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 10_000, 12)
@@ -48,8 +48,8 @@ def last_of(screen: Terminal, bars: Bars) -> str:
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
 
 
-def done(rows: int) -> Tally:
-    return Tally(ok=rows, cost_tokens=5 * rows)
+def done(rows: int) -> RowTally:
+    return RowTally(ok=rows, cost_tokens=5 * rows)
 
 
 def test_a_bar_shows_the_time_that_is_left_and_the_cost_though_chunks_are_minutes_apart(

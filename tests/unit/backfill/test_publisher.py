@@ -12,8 +12,8 @@ from fairlane.records import CancelRequest
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from producers.backfill import kafka
+from producers.backfill.job import RowIds
 from producers.backfill.kafka import KafkaPublisher
-from producers.backfill.row import RowIds
 
 JOB = "ab" * 8
 IDS = RowIds(JOB, 12)

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 from fairlane.names import JOBS_REPLIES
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, InferenceRequest
-from producers.backfill.job import MAX_COST_REACHED, Status, Wanted
+from producers.backfill.job import MAX_COST_REACHED, RowContent, Status, Wanted
 from producers.backfill.ports import (
     InputChangedError,
     JobFailedError,
@@ -23,7 +23,6 @@ from producers.backfill.ports import (
     NoSuchInputError,
     UnavailableError,
 )
-from producers.backfill.row import RowContent
 from producers.backfill.runner import MOST_RECORD_BYTES, guarded
 from tests.kit.backfill_kit import (
     GOOD_ROW,

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.console import addresses, demo_model, demo_tenant, first_requests
-from deploy.local.endpoints import Endpoints
+from deploy.local.__main__ import addresses, demo_model, demo_tenant, first_requests
+from deploy.local.layout import Endpoints
 
 ENDPOINTS = Endpoints(
     kafka_bootstrap_servers="127.0.0.1:23645",

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.grounded import result_of, run_of, write_elsewhere
-from deploy.demo.documents import FOLDER, Question, load_questions, says
+from deploy.demo.documents import FOLDER, HandbookQuestion, load_questions, says
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, Output
 
-BERTH = Question("Which berth is kept free?", "12", "29", "harbour.md")
+BERTH = HandbookQuestion("Which berth is kept free?", "12", "29", "harbour.md")
 
 
 def answered(text: str | None) -> InferenceReply:
@@ -17,7 +17,7 @@ def answered(text: str | None) -> InferenceReply:
 
 
 @pytest.mark.parametrize("question", load_questions(), ids=lambda one: one.question)
-def test_its_answer_stands_in_its_document_alone_and_not_in_the_question(question: Question) -> None:
+def test_its_answer_stands_in_its_document_alone_and_not_in_the_question(question: HandbookQuestion) -> None:
     texts = {file.name: file.read_text(encoding="utf-8") for file in FOLDER.iterdir()}
     assert [name for name, text in texts.items() if says(text, question.expect)] == [question.source]
     assert not any(says(text, question.elsewhere) for text in texts.values())

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.endpoints import Endpoints, mask
+from deploy.local.layout import Endpoints, mask
 
 ENDPOINTS = Endpoints(
     kafka_bootstrap_servers="127.0.0.1:9092",

@@ -11,14 +11,13 @@ from deploy.local.kafka import (
     HEAP,
     REPLICATED_SETTINGS,
     Kafka,
-    KafkaCluster,
     compose_kafka,
     node_names,
     part_of,
 )
 from deploy.local.layout import StackError
 from deploy.local.ports import PortClaims
-from deploy.local.process import ProcessSpec
+from deploy.local.supervisor import ProcessSpec
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def libs(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def three(tmp_path: Path, ports: PortClaims, libs: Path) -> KafkaCluster:
+def three(tmp_path: Path, ports: PortClaims, libs: Path) -> tuple[Kafka, ...]:
     return compose_kafka(tmp_path / "kafka", 3, ports, libs)
 
 
@@ -52,6 +51,10 @@ def by_name(specs: tuple[ProcessSpec, ...]) -> dict[str, ProcessSpec]:
     return {spec.name: spec for spec in specs}
 
 
+def specs_of(nodes: tuple[Kafka, ...]) -> tuple[ProcessSpec, ...]:
+    return tuple(spec for node in nodes for spec in node.specs())
+
+
 def cluster_ids(specs: tuple[ProcessSpec, ...]) -> set[str]:
     """The ids that the data folders of new nodes would be formatted with."""
     return {argument for spec in specs for argument in spec.argv if argument.startswith("--cluster-id=")}
@@ -59,34 +62,33 @@ def cluster_ids(specs: tuple[ProcessSpec, ...]) -> set[str]:
 
 def test_one_node_keeps_one_copy_and_is_its_own_quorum(tmp_path: Path, ports: PortClaims, libs: Path) -> None:
     cluster = compose_kafka(tmp_path / "kafka", 1, ports, libs)
-    (node,) = cluster.nodes
-    specs = by_name(cluster.specs())
+    (node,) = cluster
+    specs = by_name(specs_of(cluster))
     assert list(specs) == ["kafka-format", "kafka"]
     assert specs["kafka"].depends_on == ("kafka-format",)
     assert f"-Xmx{HEAP}" in specs["kafka"].argv
     written = properties(node)
     assert written.items() >= BROKER_SETTINGS.items()
     assert written["controller.quorum.voters"] == f"1@127.0.0.1:{node.controller_port}"
-    assert cluster.bootstrap_servers == f"127.0.0.1:{node.port}"
+    assert node.bootstrap_servers == f"127.0.0.1:{node.port}"
 
 
-def test_of_three_nodes_each_has_its_own_ports_data_and_log(three: KafkaCluster) -> None:
-    specs = by_name(three.specs())
+def test_of_three_nodes_each_has_its_own_ports_data_and_log(three: tuple[Kafka, ...]) -> None:
+    specs = by_name(specs_of(three))
     assert [spec for spec in specs if not spec.endswith("-format")] == ["kafka-1", "kafka-2", "kafka-3"]
-    assert three.bootstrap_servers == ",".join(node.bootstrap_servers for node in three.nodes)
-    assert len({port for node in three.nodes for port in (node.port, node.controller_port)}) == 6
-    written = [properties(node) for node in three.nodes]
+    assert len({port for node in three for port in (node.port, node.controller_port)}) == 6
+    written = [properties(node) for node in three]
     assert [found["node.id"] for found in written] == ["1", "2", "3"]
     assert len({found["log.dirs"] for found in written}) == 3
-    for node, found in zip(three.nodes, written, strict=True):
+    for node, found in zip(three, written, strict=True):
         assert f"PLAINTEXT://127.0.0.1:{node.port}," in found["advertised.listeners"]
         assert found["log.dirs"].startswith(str(node.folder))
 
 
-def test_three_nodes_are_one_quorum_and_keep_three_copies_two_of_them_in_sync(three: KafkaCluster) -> None:
-    specs = three.specs()
-    voters = ",".join(f"{node.node_id}@127.0.0.1:{node.controller_port}" for node in three.nodes)
-    for node in three.nodes:
+def test_three_nodes_are_one_quorum_and_keep_three_copies_two_of_them_in_sync(three: tuple[Kafka, ...]) -> None:
+    specs = specs_of(three)
+    voters = ",".join(f"{node.node_id}@127.0.0.1:{node.controller_port}" for node in three)
+    for node in three:
         found = properties(node)
         assert found["controller.quorum.voters"] == voters
         assert found.items() >= REPLICATED_SETTINGS.items()
@@ -99,23 +101,23 @@ def test_three_nodes_are_one_quorum_and_keep_three_copies_two_of_them_in_sync(th
     assert len(cluster_ids(specs)) == 1
 
 
-def test_no_node_waits_for_another_one(three: KafkaCluster) -> None:
+def test_no_node_waits_for_another_one(three: tuple[Kafka, ...]) -> None:
     """They are ready together or not at all; each only waits until its own folder is formatted."""
-    for name, spec in by_name(three.specs()).items():
+    for name, spec in by_name(specs_of(three)).items():
         assert spec.depends_on == (() if name.endswith("-format") else (f"{name}-format",))
 
 
-def test_the_memory_of_each_of_three_nodes_is_bounded(three: KafkaCluster) -> None:
-    heaps = [argument for spec in three.specs() for argument in spec.argv if argument.startswith("-Xmx")]
+def test_the_memory_of_each_of_three_nodes_is_bounded(three: tuple[Kafka, ...]) -> None:
+    heaps = [argument for spec in specs_of(three) for argument in spec.argv if argument.startswith("-Xmx")]
     assert heaps == ["-Xmx256m"] * 3
 
 
 def test_nodes_that_a_killed_run_did_not_format_join_the_cluster_of_the_others(
-    three: KafkaCluster, tmp_path: Path, ports: PortClaims, libs: Path
+    three: tuple[Kafka, ...], tmp_path: Path, ports: PortClaims, libs: Path
 ) -> None:
-    first = three.specs()
-    (three.nodes[0].folder / "formatted").touch()
-    again = compose_kafka(tmp_path / "kafka", 3, ports, libs).specs()
+    first = specs_of(three)
+    (three[0].folder / "formatted").touch()
+    again = specs_of(compose_kafka(tmp_path / "kafka", 3, ports, libs))
     assert [spec.name for spec in again] == ["kafka-1", "kafka-2-format", "kafka-2", "kafka-3-format", "kafka-3"]
     assert cluster_ids(again) == cluster_ids(first)
 
@@ -126,8 +128,8 @@ def test_the_addresses_may_be_others_after_a_restart(tmp_path: Path, libs: Path)
     for _ in range(2):
         claims = PortClaims()
         cluster = compose_kafka(tmp_path / "kafka", 3, claims, libs)
-        cluster.specs()
-        written = {properties(node)["controller.quorum.voters"] for node in cluster.nodes}
+        specs_of(cluster)
+        written = {properties(node)["controller.quorum.voters"] for node in cluster}
         assert len(written) == 1
         seen |= written
         claims.close()
@@ -139,7 +141,7 @@ def test_data_of_another_number_of_brokers_are_refused(
     tmp_path: Path, ports: PortClaims, libs: Path, before: int, after: int
 ) -> None:
     folder = tmp_path / "kafka"
-    for node in compose_kafka(folder, before, ports, libs).nodes:
+    for node in compose_kafka(folder, before, ports, libs):
         node.specs()
         (node.folder / "formatted").touch()
     with pytest.raises(StackError) as raised:

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 
 from deploy.local.layout import PROJECT_ROOT, AlreadyRunningError, DataDir
-from deploy.local.procfs import ProcessId, identify
 from deploy.local.run_record import (
     RUN_ID_VARIABLE,
+    ProcessId,
     ProcessRecord,
-    RunLock,
     RunRecord,
+    State,
+    acquire_lock,
     end_leftovers,
+    identify,
     own_identity,
     stop_running,
 )
@@ -24,7 +26,7 @@ from tests.kit.waiting import eventually
 SUPERVISED = """
 import sys
 from deploy.local.layout import DataDir
-from deploy.local.process import ProcessSpec
+from deploy.local.supervisor import ProcessSpec
 from deploy.local.supervisor import Supervisor
 from pathlib import Path
 data_dir = DataDir(Path(sys.argv[1]))
@@ -54,7 +56,7 @@ def stranger() -> Iterator[ProcessId]:
 
 def record(*identities: ProcessId, run_id: str = "run") -> RunRecord:
     processes = tuple(
-        ProcessRecord(name=f"p{at}", state="ready", identity=identity, deaths=0, health_url=None)
+        ProcessRecord(name=f"p{at}", state=State.READY, identity=identity, deaths=0, health_url=None)
         for at, identity in enumerate(identities)
     )
     return RunRecord(run_id=run_id, supervisor=ProcessId(1, 0), processes=processes)
@@ -120,15 +122,12 @@ def test_a_record_survives_being_written(data_dir: DataDir) -> None:
 
 
 def test_one_data_directory_has_one_supervisor(data_dir: DataDir) -> None:
-    first, second = RunLock(data_dir), RunLock(data_dir)
-    first.acquire()
+    first = acquire_lock(data_dir)
     record().save(data_dir.processes_file)
     with pytest.raises(AlreadyRunningError, match=r"already running in .* \(supervisor 1\): use it, stop it with"):
-        second.acquire()
-    first.release()
-    second.acquire()
-    second.release()
-    second.release()
+        acquire_lock(data_dir)
+    first.close()
+    acquire_lock(data_dir).close()
 
 
 def test_down_without_a_stack_does_nothing(data_dir: DataDir, stranger: ProcessId) -> None:

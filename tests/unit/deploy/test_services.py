@@ -4,8 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from deploy.local.endpoints import Endpoints
-from deploy.local.layout import StackError
+from deploy.local.layout import Endpoints, StackError
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.local.stack import LocalStack
 

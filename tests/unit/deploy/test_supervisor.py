@@ -10,10 +10,8 @@ import pytest
 
 from deploy.local.layout import DataDir, StackError
 from deploy.local.logs import log_path
-from deploy.local.process import Instance, ProcessSpec, State, describe_exit
-from deploy.local.procfs import ProcessId, identify
-from deploy.local.run_record import RunRecord
-from deploy.local.supervisor import Supervisor
+from deploy.local.run_record import ProcessId, RunRecord, State, identify
+from deploy.local.supervisor import Instance, ProcessSpec, Supervisor, describe_exit
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.waiting import eventually
 

@@ -10,16 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.replay.calls import CONNECTION, Answer
-from producers.replay.chat_stream import ChatStream, answer_of
-from producers.replay.gateway_target import GatewayTarget
+from producers.replay.calls import CONNECTION, CallOutcome, ChatStreamParser, of_body
 from producers.replay.http_client import HttpClient, HttpError
+from producers.replay.targets import GatewayTarget
 from producers.replay.trace import Call
 
 Answerer = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 _USAGE = {"prompt_tokens": 5, "completion_tokens": 7}
-_SERVED = Answer("ok", degraded=True, prompt_tokens=5, output_tokens=7)
+_SERVED = CallOutcome("ok", degraded=True, prompt_tokens=5, output_tokens=7)
 _CALL = Call(3, 0.0, "acme", 4, 2)
 
 
@@ -129,7 +128,7 @@ def test_what_is_no_whole_answer_is_an_error(answered: bytes) -> None:
             with pytest.raises(HttpError):
                 await client.send(client.request("GET", "/", {}))
             target = GatewayTarget(url, {"acme": "k"}, "m", stream=False)
-            assert await target.ask(_CALL, 5, lambda: None) == Answer(CONNECTION)
+            assert await target.ask(_CALL, 5, lambda: None) == CallOutcome(CONNECTION)
             await target.close()
 
     asyncio.run(run())
@@ -205,12 +204,12 @@ def test_a_stream_is_read_whatever_pieces_it_comes_in(cuts: list[int]) -> None:
     places = [0, *sorted(cuts), len(_STREAM)]
     first: list[int] = []
     fed = 0
-    stream = ChatStream(lambda: first.append(fed))
+    stream = ChatStreamParser(lambda: first.append(fed))
     for start, end in pairwise(places):
         fed = end
         stream.feed(_STREAM[start:end])
 
-    assert stream.answer(200) == _SERVED
+    assert stream.outcome(200) == _SERVED
     [at] = first
     assert at >= _STREAM.index(b"one")
 
@@ -218,31 +217,31 @@ def test_a_stream_is_read_whatever_pieces_it_comes_in(cuts: list[int]) -> None:
 @pytest.mark.parametrize(
     ("status", "body", "expected"),
     [
-        (200, _STREAM.removesuffix(b"data: [DONE]\n\n"), Answer("unreadable")),
-        (200, b"data: {no json}\n\ndata: [DONE]\n\n", Answer("unreadable")),
-        (200, event(error={"code": "expired"}) + b"data: [DONE]\n\n", Answer("expired")),
-        (200, event(error={"code": "overloaded"}), Answer("overloaded", shed=True)),
-        (200, b"", Answer("unreadable")),
-        (429, b'{"error": {"code": "overloaded"}}', Answer("overloaded", shed=True)),
-        (500, b"oops", Answer("http_500")),
+        (200, _STREAM.removesuffix(b"data: [DONE]\n\n"), CallOutcome("unreadable")),
+        (200, b"data: {no json}\n\ndata: [DONE]\n\n", CallOutcome("unreadable")),
+        (200, event(error={"code": "expired"}) + b"data: [DONE]\n\n", CallOutcome("expired")),
+        (200, event(error={"code": "overloaded"}), CallOutcome("overloaded", shed=True)),
+        (200, b"", CallOutcome("unreadable")),
+        (429, b'{"error": {"code": "overloaded"}}', CallOutcome("overloaded", shed=True)),
+        (500, b"oops", CallOutcome("http_500")),
     ],
     ids=str,
 )
-def test_a_stream_that_went_wrong_says_how(status: int, body: bytes, expected: Answer) -> None:
-    stream = ChatStream(lambda: None)
+def test_a_stream_that_went_wrong_says_how(status: int, body: bytes, expected: CallOutcome) -> None:
+    stream = ChatStreamParser(lambda: None)
     stream.feed(body)
 
-    assert stream.answer(status) == expected
+    assert stream.outcome(status) == expected
 
 
 def test_an_answer_in_one_piece_is_read() -> None:
     served = json.dumps({"usage": _USAGE, "fairlane": {"degradations": ["x"]}}).encode()
 
-    assert answer_of(200, served) == _SERVED
-    assert answer_of(200, b"[]") == Answer("unreadable")
-    assert answer_of(200, b"{}") == Answer("ok")
-    assert answer_of(503, b'{"error": {"code": null}}') == Answer("http_503", shed=True)
-    assert answer_of(502, b"<html>") == Answer("http_502")
+    assert of_body(200, served) == _SERVED
+    assert of_body(200, b"[]") == CallOutcome("unreadable")
+    assert of_body(200, b"{}") == CallOutcome("ok")
+    assert of_body(503, b'{"error": {"code": null}}') == CallOutcome("http_503", shed=True)
+    assert of_body(502, b"<html>") == CallOutcome("http_502")
 
 
 @pytest.mark.parametrize("stream", [False, True])

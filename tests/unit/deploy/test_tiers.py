@@ -91,6 +91,7 @@ def returns(monkeypatch: pytest.MonkeyPatch, ran: list[Sequence[str]], *statuses
         return statuses[len(ran) - 1]
 
     monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "archive_classes", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +220,7 @@ def test_results_are_read_from_the_file_that_pytest_wrote(
         "def test_ok(): ...\n"
     )
     monkeypatch.setattr(command, "REPORTS", tmp_path)
+    monkeypatch.setattr(command, "archive_classes", lambda: None)
     monkeypatch.setenv(CHOICE_VARIABLE, "external")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.chdir(PROJECT_ROOT)

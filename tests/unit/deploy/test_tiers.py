@@ -45,7 +45,10 @@ def test_marks_decide_the_tier(marks: list[str], tiers: set[Tier]) -> None:
     ("text", "tiers"),
     [
         ("def test_it(): ...", {Tier.CORE}),
-        ("pytestmark = [pytest.mark.full]", {Tier.CORE, Tier.FULL}),
+        ("@pytest.mark.full", {Tier.CORE, Tier.FULL}),
+        ("pytestmark = [pytest.mark.full]", {Tier.FULL}),
+        ("pytestmark = pytest.mark.full\n\n@pytest.mark.alone", {Tier.FULL, Tier.ALONE}),
+        ("pytestmark = [\n    pytest.mark.broker,\n    pytest.mark.long,\n]", {Tier.FAULTS}),
         ("from hypothesis import given", {Tier.CORE, Tier.FULL}),
         ("@pytest.mark.alone", {Tier.CORE, Tier.ALONE}),
         ("marks=pytest.mark.long", {Tier.CORE, Tier.FAULTS}),

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from tempfile import NamedTemporaryFile
 from time import monotonic
@@ -17,7 +18,8 @@ from types import FrameType
 
 import pytest
 
-from deploy.local.layout import PROJECT_ROOT
+from deploy.local.kafka_classes import archive_classes
+from deploy.local.layout import PROJECT_ROOT, StackError
 from tests.kit.stack import CHOICE_VARIABLE
 from tests.run_report import PROCESSES_VARIABLE, read_processes, read_results, report
 from tests.tiers import Tier
@@ -41,6 +43,9 @@ def main(arguments: Sequence[str]) -> int:
     """
     tier, arguments = chosen(arguments)
     started_s = monotonic()
+    # `make install` made one, but Java may be another one since then.
+    with suppress(StackError):
+        archive_classes()
     statuses = []
     files = {part: REPORTS / f"{part}.xml" for part in PARTS[tier]}
     with NamedTemporaryFile("r", encoding="utf-8", prefix="fairlane-processes-") as processes:

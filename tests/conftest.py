@@ -11,7 +11,15 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.kit.stack import PostgresServer, ServerStack, StackChoiceError, choose_stack, empty_database
+from tests.kit.stack import (
+    PostgresServer,
+    ServerStack,
+    StackChoiceError,
+    choose_stack,
+    empty_database,
+    migrated_database,
+    with_template,
+)
 from tests.run_report import PROCESSES_VARIABLE, program_name
 from tests.tiers import Tier, may_hold, tiers_of
 
@@ -89,9 +97,10 @@ def broker(test_stack: ServerStack) -> str:
 
 
 @pytest.fixture(scope="session")
-def postgres(test_stack: ServerStack) -> PostgresServer:
-    """A Postgres with pgvector, shared by the whole test run; `database` gives one that is empty."""
-    return test_stack.postgres()
+def postgres(test_stack: ServerStack) -> Iterator[PostgresServer]:
+    """A Postgres with pgvector, shared by the whole test run; `database` and `migrated` are databases on it."""
+    with with_template(test_stack.postgres()) as server:
+        yield server
 
 
 @pytest.fixture(scope="session")
@@ -104,6 +113,13 @@ def redis_url(test_stack: ServerStack) -> str:
 def database(postgres: PostgresServer, unique: str) -> Iterator[PostgresServer]:
     """An empty database with the vector extension, for one test."""
     with empty_database(postgres, unique) as made:
+        yield made
+
+
+@pytest.fixture
+def migrated(postgres: PostgresServer, unique: str) -> Iterator[PostgresServer]:
+    """A database with the tables, for one test."""
+    with migrated_database(postgres, unique) as made:
         yield made
 
 

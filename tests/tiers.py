@@ -1,5 +1,6 @@
 """Tiers of the tests: which command runs a test, decided by its marks alone."""
 
+import re
 from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
@@ -23,6 +24,8 @@ _TIER_OF_MARK = {"long": Tier.FAULTS, "alone": Tier.ALONE, "full": Tier.FULL}
 """The first of these marks that a test has decides; a test that has none is in the core."""
 PROPERTY_MARK = "hypothesis"
 """The mark that hypothesis gives to every property test."""
+_MARKS_OF_ALL = re.compile(r"^pytestmark = (?:\[[^\]]*\]|.*)", re.MULTILINE)
+"""The marks that every test of a file has: a list, perhaps of several lines, or one mark."""
 
 
 def tiers_of(marks: Iterable[str]) -> frozenset[Tier]:
@@ -36,9 +39,10 @@ def tiers_of(marks: Iterable[str]) -> frozenset[Tier]:
 
 def may_hold(file: Path, tier: Tier) -> bool:
     """Whether this test file may have a test of this tier, by its text: importing every file to ask takes minutes."""
-    if tier is Tier.CORE:
-        return True
     text = file.read_text(encoding="utf-8")
+    if tier is Tier.CORE:
+        of_all = _MARKS_OF_ALL.search(text)
+        return of_all is None or not any(f"mark.{mark}" in of_all[0] for mark in _TIER_OF_MARK)
     words = [f"mark.{mark}" for mark, its_tier in _TIER_OF_MARK.items() if its_tier is tier]
     if tier is Tier.FULL:
         words.append(PROPERTY_MARK)

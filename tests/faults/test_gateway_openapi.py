@@ -5,12 +5,10 @@ from collections.abc import Iterator
 import pytest
 from schemathesis import GenerationMode
 
-from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
 from producers.gateway.openai.batch_deps import BatchDeps
 from tests.kit.native_kit import authenticate
 from tests.kit.openapi_kit import FILES, HEALTH, NATIVE, OPENAI, Probe, gateway, modes, probing, scripted
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(1_800)]
 
@@ -19,8 +17,7 @@ EXAMPLES = 100
 
 @pytest.fixture(scope="module")
 def probe(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probe]:
-    with empty_database(postgres, "gateway_openapi") as database:
-        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+    with migrated_database(postgres, "gateway_openapi") as database:
         deps = BatchDeps(authenticate, database.dsn, str(tmp_path_factory.mktemp("files")), lambda: 4)
         with probing(gateway(bench=scripted(), batches=deps)) as probe:
             yield probe

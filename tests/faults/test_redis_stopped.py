@@ -15,7 +15,6 @@ from fairlane.records import TenantSpec
 from tests.kit.handbook import AROUND_S, BUDGET_MS, WARM_UP_S, Probes, allowed_p99_ms, fill, grounded, p99_ms
 from tests.kit.load_kit import ENV, POOL, Load, check_promise
 from tests.kit.own_redis import OwnRedis, own_redis_server
-from tests.kit.pgvector_kit import with_tables
 from tests.kit.pipeline import Pipeline
 from tests.kit.stack import PostgresServer
 
@@ -37,7 +36,7 @@ def redis(tmp_path: Path) -> Iterator[OwnRedis]:
 def test_no_request_fails_because_redis_does(
     broker: str,
     redis: OwnRedis,
-    database: PostgresServer,
+    migrated: PostgresServer,
     unique: str,
     tmp_path: Path,
     seed: int,
@@ -57,10 +56,10 @@ def test_no_request_fails_because_redis_does(
         )
         for tenant in ("a", "b")
     ]
-    env = {**ENV, "POSTGRES_DSN": with_tables(database).dsn, "RETRIEVAL_BUDGET_MS": str(BUDGET_MS)}
+    env = {**ENV, "POSTGRES_DSN": migrated.dsn, "RETRIEVAL_BUDGET_MS": str(BUDGET_MS)}
     with Pipeline(broker, tmp_path / "pipeline", unique, tenants=specs, redis_url=redis.url, env=env) as pipeline:
         grounded_tenant = pipeline.tenant("b")
-        fill(database.dsn, grounded_tenant)
+        fill(migrated.dsn, grounded_tenant)
         pipeline.start(dispatchers=1, consumers=POOL.consumers)
         replies = pipeline.replies()
         probes = Probes(pipeline, "b", replies)

@@ -26,16 +26,15 @@ TABLES = "SELECT tablename FROM pg_tables WHERE schemaname = 'public' ORDER BY 1
 
 
 @pytest.fixture
-def server(database: PostgresServer) -> PostgresServer:
-    if database.gateway_dsn == database.dsn:
+def server(migrated: PostgresServer) -> PostgresServer:
+    if migrated.gateway_dsn == migrated.dsn:
         pytest.skip("this Postgres has no role for the gateway")
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    with connect(database.dsn, "tests") as connection:
+    with connect(migrated.dsn, "tests") as connection:
         act_for(connection, ALL_TENANTS)
         for at, tenant in enumerate(("acme", "globex")):
             for row in ROWS:
                 connection.execute(row.encode(), {"at": at, "tenant": tenant})
-    return database
+    return migrated
 
 
 def gateway(server: PostgresServer, tenant: str) -> psycopg.Connection:

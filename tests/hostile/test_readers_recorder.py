@@ -10,8 +10,6 @@ from deploy.local.services import Service
 from fairlane.names import replies_topic
 from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
-from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
 from tests.kit.broker_log import PartitionLog
 from tests.kit.damage import DAMAGES, Damage, KeyAndValue, write_batch
 from tests.kit.processes import ServiceProcess
@@ -32,12 +30,11 @@ def tenant(broker: str, unique: str) -> Iterator[str]:
 
 
 @pytest.fixture
-def recorder(broker: str, database: PostgresServer, unique: str, tmp_path: Path) -> Iterator[ServiceProcess]:
+def recorder(broker: str, migrated: PostgresServer, unique: str, tmp_path: Path) -> Iterator[ServiceProcess]:
     """Not started; killed at the end."""
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
     shared = {
         "KAFKA_BOOTSTRAP_SERVERS": broker,
-        "POSTGRES_DSN": database.dsn,
+        "POSTGRES_DSN": migrated.dsn,
         "GROUP_PREFIX": unique,
         "LOG_FORMAT": "json",
     }
@@ -51,9 +48,9 @@ def recorder(broker: str, database: PostgresServer, unique: str, tmp_path: Path)
 
 @pytest.mark.parametrize("damage", DAMAGES, ids=str)
 def test_what_stands_around_it_is_recorded(
-    broker: str, broker_log_dir: Path, database: PostgresServer, tenant: str, recorder: ServiceProcess, damage: Damage
+    broker: str, broker_log_dir: Path, migrated: PostgresServer, tenant: str, recorder: ServiceProcess, damage: Damage
 ) -> None:
-    topic, tables = replies_topic(tenant), Tables(database)
+    topic, tables = replies_topic(tenant), Tables(migrated)
 
     def batch(number: int) -> list[KeyAndValue]:
         numbers = range(number * PER_BATCH, (number + 1) * PER_BATCH)

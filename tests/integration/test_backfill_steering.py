@@ -6,9 +6,7 @@ from contextlib import closing
 import pytest
 
 from fairlane.clock import now_ms
-from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.postgres.migrations import upgrade
 from producers.backfill.job import (
     MAX_COST_REACHED,
     ChunkPlan,
@@ -23,7 +21,7 @@ from producers.backfill.job import (
 from producers.backfill.job_store import JobStore, PostgresJobLog, new_job_id
 from producers.backfill.ports import JobFailedError
 from tests.kit.pipeline import unique_name
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 
 LEASE_S = 600.0
 
@@ -55,8 +53,7 @@ class Taken:
 
 @pytest.fixture(scope="module")
 def dsn(postgres: PostgresServer) -> Iterator[str]:
-    with empty_database(postgres, unique_name()) as database:
-        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+    with migrated_database(postgres, unique_name()) as database:
         yield database.dsn
 
 

@@ -11,10 +11,8 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from fairlane.settings import Settings
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import act_for
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.retrieval import embedders
 from fairlane_server.retrieval.collections import Collections
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
@@ -31,28 +29,22 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def tables(database: PostgresServer) -> PostgresServer:
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    return database
-
-
-@pytest.fixture
-def store(tables: PostgresServer) -> Iterator[PgVectorCollections]:
-    with PgVectorCollections(tables.dsn) as made:
+def store(migrated: PostgresServer) -> Iterator[PgVectorCollections]:
+    with PgVectorCollections(migrated.dsn) as made:
         yield made
 
 
 class TestPgVectorCollections(CollectionStoreSuite):
     @pytest.fixture
-    def store(self, tables: PostgresServer) -> Iterator[CollectionStore]:
-        with PgVectorCollections(tables.dsn) as made:
+    def store(self, migrated: PostgresServer) -> Iterator[CollectionStore]:
+        with PgVectorCollections(migrated.dsn) as made:
             yield made
 
 
 @pytest.fixture
-def run(tables: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `fairlane collections` on the test's database: exit status, what it printed, what it complained about."""
-    monkeypatch.setenv("POSTGRES_DSN", tables.dsn)
+    monkeypatch.setenv("POSTGRES_DSN", migrated.dsn)
     monkeypatch.setattr(embedders, "embedder_for", lambda _settings: LetterEmbedder())
 
     def run_command(*arguments: str | Path) -> tuple[int, str, str]:
@@ -65,9 +57,9 @@ def run(tables: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     return run_command
 
 
-def passages(tables: PostgresServer, tenant: str) -> list[tuple[str, int, str, str]]:
+def passages(migrated: PostgresServer, tenant: str) -> list[tuple[str, int, str, str]]:
     """Source, ordinal, heading and text of what is stored of a tenant."""
-    with psycopg.connect(tables.dsn, connect_timeout=5) as connection:
+    with psycopg.connect(migrated.dsn, connect_timeout=5) as connection:
         act_for(connection, tenant)
         return connection.execute(
             "SELECT source, ordinal, heading, text FROM passages ORDER BY source, ordinal"
@@ -75,7 +67,7 @@ def passages(tables: PostgresServer, tenant: str) -> list[tuple[str, int, str, s
 
 
 def test_folder_of_real_documents_is_ingested_and_only_what_changed_again(
-    run: Run, tables: PostgresServer, tmp_path: Path
+    run: Run, migrated: PostgresServer, tmp_path: Path
 ) -> None:
     root = tmp_path / "docs"
     root.mkdir()
@@ -94,11 +86,11 @@ def test_folder_of_real_documents_is_ingested_and_only_what_changed_again(
     report = json.loads(out)
     assert (code, report["new"], report["changed"]) == (1, count, 0)
     assert {failure["source"] for failure in report["failures"]} == {"large.txt", "latin.txt", "locked.pdf"}
-    found = passages(tables, "acme")
+    found = passages(migrated, "acme")
     assert len(found) == report["passages"] > 100
     assert ("paper.pdf", 0, "", "The warehouse of Orion opens at nine.") in found
     assert ("page.html", 0, "Gate", "The gate is closed.") in found
-    assert passages(tables, "globex") == []
+    assert passages(migrated, "globex") == []
 
     shown = json.loads(run("show", "handbook", "--tenant", "acme", "--json")[1])
     assert (shown["documents"], shown["passages"]) == (count, len(found))
@@ -106,16 +98,16 @@ def test_folder_of_real_documents_is_ingested_and_only_what_changed_again(
     (root / "client.md").write_text("# Client\n\nIt changed.\n")
     report = json.loads(run("ingest", "handbook", root, "--prune", "--tenant", "acme", "--json")[1])
     assert (report["new"], report["changed"], report["unchanged"], report["removed"]) == (0, 1, count - 2, 1)
-    after = passages(tables, "acme")
+    after = passages(migrated, "acme")
     assert [row for row in after if row[0] == "client.md"] == [("client.md", 0, "Client", "It changed.")]
     untouched = {"client.md", "page.html"}
     assert [row for row in after if row[0] not in untouched] == [row for row in found if row[0] not in untouched]
 
     assert run("show", "handbook", "--tenant", "globex")[2].startswith("error: ")
     assert run("delete", "handbook", "--tenant", "globex", "--yes")[0] == 1
-    assert len(passages(tables, "acme")) == len(after)
+    assert len(passages(migrated, "acme")) == len(after)
     assert run("delete", "handbook", "--tenant", "acme", "--yes")[0] == 0
-    assert passages(tables, "acme") == []
+    assert passages(migrated, "acme") == []
 
 
 PROGRAM = """
@@ -136,7 +128,7 @@ main(sys.argv[1:])
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ingest_that_is_interrupted_goes_on_where_it_was(
-    store: PgVectorCollections, tables: PostgresServer, tmp_path: Path, number: signal.Signals
+    store: PgVectorCollections, migrated: PostgresServer, tmp_path: Path, number: signal.Signals
 ) -> None:
     total = 600
     for name in range(total):
@@ -145,7 +137,7 @@ def test_ingest_that_is_interrupted_goes_on_where_it_was(
     collections.create("handbook")
     command = [sys.executable, "-c", PROGRAM, "collections", "ingest", "handbook", str(tmp_path), "--tenant", "acme"]
     with subprocess.Popen(
-        command, env={**os.environ, "POSTGRES_DSN": tables.dsn}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command, env={**os.environ, "POSTGRES_DSN": migrated.dsn}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     ) as process:
         # The first batch is stored, and the others are not.
         eventually(lambda: collections.get("handbook").documents, 60, "the first batch")
@@ -157,7 +149,7 @@ def test_ingest_that_is_interrupted_goes_on_where_it_was(
     if number is not signal.SIGKILL:
         assert process.returncode == 1
         assert out.startswith(f"stopped: {stored} new, ".encode())
-    assert len({source for source, _, _, _ in passages(tables, "acme")}) == stored
+    assert len({source for source, _, _, _ in passages(migrated, "acme")}) == stored
     report = collections.ingest("handbook", [tmp_path])
     assert (report.new, report.unchanged, report.changed) == (total - stored, stored, 0)
     assert collections.get("handbook").passages == total

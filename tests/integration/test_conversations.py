@@ -34,17 +34,11 @@ from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.retention import OldRows, Rule
 from stream_processors.recorder.store import RecorderStore
 from stream_processors.recorder.tables import TURNS
-from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
+from tests.kit.pgvector_kit import PATIENT_S, paused
 from tests.kit.stack import PostgresServer
 
 T = TypeVar("T")
 ENOUGH = 100_000
-
-
-@pytest.fixture
-def tables(database: PostgresServer) -> PostgresServer:
-    """A database with the tables."""
-    return with_tables(database)
 
 
 class Recorded:
@@ -95,17 +89,17 @@ class Recorded:
 
 
 @pytest.fixture
-def recorded(tables: PostgresServer) -> Iterator[Recorded]:
-    made = Recorded(tables.dsn)
+def recorded(migrated: PostgresServer) -> Iterator[Recorded]:
+    made = Recorded(migrated.dsn)
     yield made
     made.close()
 
 
-def reading(tables: PostgresServer, use: Callable[[PgTurnStore], Awaitable[T]], connections: int = 2) -> T:
+def reading(migrated: PostgresServer, use: Callable[[PgTurnStore], Awaitable[T]], connections: int = 2) -> T:
     """What comes of this use of a pool of so many connections."""
 
     async def run() -> T:
-        pool = DeadlinePool(tables.dsn, "test-turns", connections)
+        pool = DeadlinePool(migrated.dsn, "test-turns", connections)
         await pool.open()
         try:
             return await use(PgTurnStore(pool))
@@ -116,18 +110,18 @@ def reading(tables: PostgresServer, use: Callable[[PgTurnStore], Awaitable[T]], 
 
 
 def read(
-    tables: PostgresServer, tenant: str, conversation_id: str, after: str | None = None, most: int = ENOUGH
+    migrated: PostgresServer, tenant: str, conversation_id: str, after: str | None = None, most: int = ENOUGH
 ) -> StoredTurns:
-    return reading(tables, lambda store: store.turns(tenant, conversation_id, after, most, PATIENT_S))
+    return reading(migrated, lambda store: store.turns(tenant, conversation_id, after, most, PATIENT_S))
 
 
 def answers(turns: StoredTurns) -> list[str]:
     return [turn.answer for turn in turns.turns]
 
 
-def test_the_newest_turns_come_oldest_first(tables: PostgresServer, recorded: Recorded) -> None:
+def test_the_newest_turns_come_oldest_first(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [2, 1])
-    found = read(tables, "acme", "talk")
+    found = read(migrated, "acme", "talk")
     assert answers(found) == ["answer 1", "answer 2"]
     assert (found.is_whole, found.has_after) == (True, True)
     (first, _) = found.turns
@@ -137,65 +131,65 @@ def test_the_newest_turns_come_oldest_first(tables: PostgresServer, recorded: Re
         1_000,
     )
     assert first.tokens == 2 * (2 + 1)
-    assert read(tables, "acme", "other") == StoredTurns()
+    assert read(migrated, "acme", "other") == StoredTurns()
 
 
 def test_turns_stand_in_the_order_of_their_requests_whatever_the_clocks_of_consumers_say(
-    tables: PostgresServer, recorded: Recorded
+    migrated: PostgresServer, recorded: Recorded
 ) -> None:
     recorded.turns("acme", "talk", [9], submitted_at_ms=500)
     recorded.turns("acme", "talk", [5], submitted_at_ms=600)
     recorded.turns("acme", "talk", [4, 3], submitted_at_ms=700)
     in_order = ["answer 9", "answer 5", "answer 3", "answer 4"]
-    assert answers(read(tables, "acme", "talk")) == in_order
-    size = read(tables, "acme", "talk").turns[-1].tokens
-    assert answers(read(tables, "acme", "talk", most=3 * size)) == in_order[1:]
-    with Conversations(tables.dsn, "acme") as conversations:
+    assert answers(read(migrated, "acme", "talk")) == in_order
+    size = read(migrated, "acme", "talk").turns[-1].tokens
+    assert answers(read(migrated, "acme", "talk", most=3 * size)) == in_order[1:]
+    with Conversations(migrated.dsn, "acme") as conversations:
         assert [turn.answer for turn in conversations.turns("talk")] == in_order
         assert [turn.answer for turn in conversations.turns("talk", most=2)] == in_order[2:]
     # How long they are kept is counted from their answers.
     assert recorded.remove(before_ms=5_000, most=10) == 2
-    assert answers(read(tables, "acme", "talk")) == in_order[:2]
+    assert answers(read(migrated, "acme", "talk")) == in_order[:2]
 
 
-def test_what_is_read_again_is_no_second_turn(tables: PostgresServer, recorded: Recorded) -> None:
+def test_what_is_read_again_is_no_second_turn(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [1, 1])
     recorded.turns("acme", "talk", [1, 2], text="another answer")
-    assert answers(read(tables, "acme", "talk")) == ["answer 1", "another answer 2"]
+    assert answers(read(migrated, "acme", "talk")) == ["answer 1", "another answer 2"]
 
 
-def test_it_is_said_when_older_turns_are_left_out(tables: PostgresServer, recorded: Recorded) -> None:
+def test_it_is_said_when_older_turns_are_left_out(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "whole", range(MOST_TURNS))
-    whole = read(tables, "acme", "whole")
+    whole = read(migrated, "acme", "whole")
     assert (len(whole.turns), whole.is_whole) == (MOST_TURNS, True)
     recorded.turns("acme", "long", range(MOST_TURNS + 3))
-    long = read(tables, "acme", "long")
+    long = read(migrated, "acme", "long")
     assert (len(long.turns), long.is_whole) == (MOST_TURNS, False)
     assert answers(long)[-1] == f"answer {MOST_TURNS + 2}"
     size = long.turns[-1].tokens
-    few = read(tables, "acme", "long", most=2 * size)
+    few = read(migrated, "acme", "long", most=2 * size)
     assert (len(few.turns), few.is_whole) == (2, False)
     # The newest is there however long it is: it may be cut.
-    assert len(read(tables, "acme", "long", most=0).turns) == 1
+    assert len(read(migrated, "acme", "long", most=0).turns) == 1
 
 
-def test_whether_the_turn_before_is_there(tables: PostgresServer, recorded: Recorded) -> None:
+def test_whether_the_turn_before_is_there(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", range(MOST_TURNS + 3))
-    assert read(tables, "acme", "talk", after="talk-1").has_after
-    assert not read(tables, "acme", "talk", after="talk-99").has_after
+    assert read(migrated, "acme", "talk", after="talk-1").has_after
+    assert not read(migrated, "acme", "talk", after="talk-99").has_after
     recorded.turns("acme", "other", [99])
-    assert not read(tables, "acme", "talk", after="other-99").has_after
+    assert not read(migrated, "acme", "talk", after="other-99").has_after
 
 
 def test_names_that_postgres_cannot_hold_are_found_as_they_were_stored(
-    tables: PostgresServer, recorded: Recorded
+    migrated: PostgresServer, recorded: Recorded
 ) -> None:
     recorded.turns("acme", "nul\0byte", [1], text="with\0nul")
-    assert answers(read(tables, "acme", "nul\0byte")) == ["with\u2400nul 1"]
-    assert read(tables, "acme", "half \ud800").turns == ()
+    assert answers(read(migrated, "acme", "nul\0byte")) == ["with\u2400nul 1"]
+    assert read(migrated, "acme", "half \ud800").turns == ()
 
 
-def test_turns_are_read_with_the_one_before_or_not_at_all(tables: PostgresServer, recorded: Recorded) -> None:
+def test_turns_are_read_with_the_one_before_or_not_at_all(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", range(MOST_TURNS + 3))
     recorded.turns("acme", "other", [99])
     recorded.turns("globex", "talk", [77])
@@ -213,17 +207,17 @@ def test_turns_are_read_with_the_one_before_or_not_at_all(tables: PostgresServer
         assert await asked("nul\0byte-1", "nul\0byte") is not None
         return [await asked(after) for after in ("talk-99", "other-99", "talk-77")]
 
-    assert reading(tables, use) == [None, None, None]
+    assert reading(migrated, use) == [None, None, None]
 
 
 def test_nothing_but_the_key_is_looked_at_for_a_turn_that_is_not_there(
-    tables: PostgresServer, recorded: Recorded
+    migrated: PostgresServer, recorded: Recorded
 ) -> None:
     for number in range(20):
         recorded.turns("acme", "talk" if number == 7 else f"talk-{number}", range(100))
-    with psycopg.connect(tables.owner_dsn, autocommit=True, connect_timeout=5) as owner:
+    with psycopg.connect(migrated.owner_dsn, autocommit=True, connect_timeout=5) as owner:
         owner.execute("VACUUM ANALYZE conversation_turns")
-    with acting_for(tables.dsn, "acme") as connection, psycopg.ClientCursor(connection) as cursor:
+    with acting_for(migrated.dsn, "acme") as connection, psycopg.ClientCursor(connection) as cursor:
         for number, is_read in ((199, False), (99, True)):
             wanted = ("acme", "talk", MOST_TURNS + 1, ENOUGH, "acme", "talk", f"talk-{number}")
             cursor.execute(b"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) " + NEWEST_WITH, wanted)
@@ -235,26 +229,26 @@ def test_nothing_but_the_key_is_looked_at_for_a_turn_that_is_not_there(
             assert "Seq Scan" not in plan, plan
 
 
-def test_a_tenant_reads_its_own_turns_only(tables: PostgresServer, recorded: Recorded) -> None:
+def test_a_tenant_reads_its_own_turns_only(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [1], text="of acme")
     recorded.turns("globex", "talk", [1], text="of globex")
-    assert answers(read(tables, "acme", "talk")) == ["of acme 1"]
-    assert answers(read(tables, "globex", "talk")) == ["of globex 1"]
+    assert answers(read(migrated, "acme", "talk")) == ["of acme 1"]
+    assert answers(read(migrated, "globex", "talk")) == ["of globex 1"]
     with pytest.raises(StoreError):
-        read(tables, ALL_TENANTS, "talk")
+        read(migrated, ALL_TENANTS, "talk")
     # Also with no filter at all, and as the owner.
     everything = b"SELECT answer FROM conversation_turns ORDER BY 1"
-    for dsn in (tables.dsn, tables.owner_dsn):
+    for dsn in (migrated.dsn, migrated.owner_dsn):
         for acting, seen in (("acme", ["of acme 1"]), ("globex", ["of globex 1"]), (None, []), ("initech", [])):
             with acting_for(dsn, acting) as connection:
                 assert [text for (text,) in connection.execute(everything)] == seen
-    with acting_for(tables.dsn, "acme") as connection:
+    with acting_for(migrated.dsn, "acme") as connection:
         assert connection.execute(b"DELETE FROM conversation_turns WHERE tenant = 'globex'").rowcount == 0
         with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
             connection.execute(
                 b"INSERT INTO conversation_turns VALUES ('globex', 'talk', 'x', 's', 0, 0, 1, 1, '[]', 'planted', 1)"
             )
-    with acting_for(tables.dsn, "acme") as connection:
+    with acting_for(migrated.dsn, "acme") as connection:
         noisy = b"CREATE FUNCTION pg_temp.tell(text) RETURNS boolean COST 0.0001 LANGUAGE plpgsql"
         connection.execute(noisy + b" AS 'BEGIN RAISE NOTICE ''%'', $1; RETURN true; END'")
         told: list[str] = []
@@ -280,11 +274,11 @@ def acting_for(dsn: str, tenant: str | None) -> "Iterator[psycopg.Connection[Any
     ],
 )
 def test_policies_do_not_keep_the_indexes_from_being_used(
-    tables: PostgresServer, recorded: Recorded, statement: str, index: str
+    migrated: PostgresServer, recorded: Recorded, statement: str, index: str
 ) -> None:
     for number in range(20):
         recorded.turns("acme", f"talk-{number}", range(100))
-    with psycopg.connect(tables.owner_dsn, autocommit=True, connect_timeout=5) as owner:
+    with psycopg.connect(migrated.owner_dsn, autocommit=True, connect_timeout=5) as owner:
         owner.execute("ANALYZE conversation_turns")
     query = {
         "newest": "SELECT answer FROM conversation_turns WHERE tenant = 'acme' AND conversation_id = 'talk-7' "
@@ -292,27 +286,27 @@ def test_policies_do_not_keep_the_indexes_from_being_used(
         "old": "DELETE FROM conversation_turns WHERE ctid = ANY (ARRAY(SELECT ctid FROM conversation_turns "
         "WHERE replied_at_ms < 3000 ORDER BY replied_at_ms LIMIT 10))",
     }[statement]
-    with acting_for(tables.dsn, "acme" if statement == "newest" else ALL_TENANTS) as connection:
+    with acting_for(migrated.dsn, "acme" if statement == "newest" else ALL_TENANTS) as connection:
         plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN {query}".encode()))
     assert index in plan, plan
     assert "Seq Scan" not in plan, plan
 
 
-def test_old_turns_are_removed_the_oldest_first(tables: PostgresServer, recorded: Recorded) -> None:
+def test_old_turns_are_removed_the_oldest_first(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", range(6))
     recorded.turns("globex", "talk", range(6))
     assert recorded.remove(before_ms=4_000, most=5) == 5
     assert recorded.remove(before_ms=4_000, most=5) == 3
     assert recorded.remove(before_ms=4_000, most=5) == 0
-    assert answers(read(tables, "acme", "talk")) == ["answer 4", "answer 5"]
-    assert answers(read(tables, "globex", "talk")) == ["answer 4", "answer 5"]
+    assert answers(read(migrated, "acme", "talk")) == ["answer 4", "answer 5"]
+    assert answers(read(migrated, "globex", "talk")) == ["answer 4", "answer 5"]
 
 
 def remember(store: PgTurnStore, after: str | None, budget_s: float) -> Awaitable[ReadHistory]:
     return HistoryReader(store, monotonic_ms).read("acme", "talk", after, ENOUGH, budget_s, lambda: True)
 
 
-def test_a_turn_that_is_recorded_meanwhile_is_there(tables: PostgresServer, recorded: Recorded) -> None:
+def test_a_turn_that_is_recorded_meanwhile_is_there(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [1])
 
     async def use(store: PgTurnStore) -> ReadHistory:
@@ -320,33 +314,33 @@ def test_a_turn_that_is_recorded_meanwhile_is_there(tables: PostgresServer, reco
         await asyncio.to_thread(recorded.turns, "acme", "talk", [2])
         return await asking
 
-    found = reading(tables, use)
+    found = reading(migrated, use)
     assert (found.reason, answers(found.turns)) == (None, ["answer 1", "answer 2"])
     assert found.took_ms < 2_000
 
 
-def test_one_that_is_not_recorded_in_time_is_gone_on_without(tables: PostgresServer, recorded: Recorded) -> None:
+def test_one_that_is_not_recorded_in_time_is_gone_on_without(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "talk", [1])
 
     async def use(store: PgTurnStore) -> ReadHistory:
         await store.turns("acme", "talk", None, ENOUGH, PATIENT_S)
         return await remember(store, "talk-2", 0.3)
 
-    found = reading(tables, use)
+    found = reading(migrated, use)
     assert (found.reason, answers(found.turns)) == (HistoryReason.BEHIND, ["answer 1"])
     # A fifth of it was kept for reading; the rest of this second is the machine's.
     assert 200 <= found.took_ms <= 300 + 1_000
 
 
 def test_a_server_that_hangs_costs_no_more_than_the_budget(
-    tables: PostgresServer, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+    migrated: PostgresServer, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "CUT_AFTER_S", 0.3)
     recorded.turns("acme", "talk", [1])
 
     async def use(store: PgTurnStore) -> None:
         await store.turns("acme", "talk", None, ENOUGH, PATIENT_S)
-        with paused(tables):
+        with paused(migrated):
             for _ in range(3):
                 started = time.monotonic()
                 found = await remember(store, None, 0.1)
@@ -357,7 +351,7 @@ def test_a_server_that_hangs_costs_no_more_than_the_budget(
             assert time.monotonic() < deadline
         assert answers(found.turns) == ["answer 1"]
 
-    reading(tables, use)
+    reading(migrated, use)
 
 
 def test_without_the_table_it_is_unavailable(database: PostgresServer) -> None:
@@ -365,11 +359,13 @@ def test_without_the_table_it_is_unavailable(database: PostgresServer) -> None:
     assert found.reason == HistoryReason.UNAVAILABLE
 
 
-def test_conversations_are_listed_shown_and_deleted_for_one_tenant(tables: PostgresServer, recorded: Recorded) -> None:
+def test_conversations_are_listed_shown_and_deleted_for_one_tenant(
+    migrated: PostgresServer, recorded: Recorded
+) -> None:
     recorded.turns("acme", "orders", [1, 2])
     recorded.turns("acme", "talk", [3])
     recorded.turns("globex", "orders", [1])
-    with Conversations(tables.dsn, "acme") as conversations:
+    with Conversations(migrated.dsn, "acme") as conversations:
         assert [(one.conversation_id, one.turns, one.last_at_ms) for one in conversations.list()] == [
             ("talk", 1, 3_000),
             ("orders", 2, 2_000),
@@ -379,18 +375,18 @@ def test_conversations_are_listed_shown_and_deleted_for_one_tenant(tables: Postg
         for call in (conversations.turns, conversations.delete):
             with pytest.raises(ConversationNotFoundError):
                 call("orders")
-    assert answers(read(tables, "globex", "orders")) == ["answer 1"]
+    assert answers(read(migrated, "globex", "orders")) == ["answer 1"]
     with pytest.raises(ValueError, match="no tenant"):
-        Conversations(tables.dsn, ALL_TENANTS)
+        Conversations(migrated.dsn, ALL_TENANTS)
 
 
-def test_the_command_line(tables: PostgresServer, recorded: Recorded) -> None:
+def test_the_command_line(migrated: PostgresServer, recorded: Recorded) -> None:
     recorded.turns("acme", "orders", [1, 2])
 
     def run(*arguments: str, tenant: str = "acme") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             (sys.executable, "-m", "fairlane_server.cli", "conversations", *arguments, "--tenant", tenant),
-            env={"POSTGRES_DSN": tables.dsn},
+            env={"POSTGRES_DSN": migrated.dsn},
             capture_output=True,
             text=True,
             timeout=60,

@@ -16,10 +16,8 @@ from openai import AsyncOpenAI, OpenAI
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
-from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.postgres.migrations import upgrade
 from producers.backfill.batches import BatchStore, FileSweep, StoredBatch, StoredFile
 from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
@@ -30,7 +28,7 @@ from producers.gateway.edge.error_responses import install
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits
 from producers.gateway.openai.batches import router
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 
 DAY_S = 86_400
 NAME = "q.jsonl"
@@ -94,8 +92,7 @@ class Bench:
 
 @pytest.fixture(scope="module")
 def tables(postgres: PostgresServer) -> Iterator[PostgresServer]:
-    with empty_database(postgres, "gateway_files") as database:
-        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+    with migrated_database(postgres, "gateway_files") as database:
         yield database
 
 

@@ -5,20 +5,17 @@ from collections.abc import Iterator
 import pytest
 from schemathesis import GenerationMode
 
-from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
 from producers.gateway.openai.batch_deps import BatchDeps
 from tests.kit.native_kit import authenticate
 from tests.kit.openapi_kit import FILES, Probe, gateway, modes, probing
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 
 EXAMPLES = 8
 
 
 @pytest.fixture(scope="module")
 def probe(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probe]:
-    with empty_database(postgres, "gateway_files_openapi") as database:
-        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+    with migrated_database(postgres, "gateway_files_openapi") as database:
         folder = tmp_path_factory.mktemp("files")
         deps = BatchDeps(authenticate, database.dsn, str(folder), lambda: 4)
         with probing(gateway(batches=deps)) as probe:

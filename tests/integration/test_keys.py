@@ -31,8 +31,8 @@ from producers.gateway.identity.api_keys import (
 )
 from producers.gateway.identity.identity import AuthRefusal, RefusedError
 from tests.kit.identity_kit import MemoryIdentityStore
-from tests.kit.pgvector_kit import PATIENT_S, paused, with_tables
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.pgvector_kit import PATIENT_S, paused
+from tests.kit.stack import PostgresServer, migrated_database
 
 T = TypeVar("T")
 HOUR_MS = 3_600_000
@@ -115,8 +115,8 @@ class InPostgres:
 @pytest.fixture(scope="module")
 def migrated(postgres: PostgresServer) -> Iterator[PostgresServer]:
     """A database with the tables."""
-    with empty_database(postgres, f"keys{uuid.uuid4().hex[:12]}") as made:
-        yield with_tables(made)
+    with migrated_database(postgres, f"keys{uuid.uuid4().hex[:12]}") as made:
+        yield made
 
 
 @pytest.fixture

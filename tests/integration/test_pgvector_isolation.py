@@ -10,21 +10,21 @@ import pytest
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.retrieval.pgvector_search import matching_statement
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
-from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, unit_vectors, with_tables
+from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, unit_vectors
 from tests.kit.stack import PostgresServer
 
 TABLES = ("collections", "documents", "passages")
 
 
 @pytest.fixture
-def tables(database: PostgresServer) -> PostgresServer:
+def tables(migrated: PostgresServer) -> PostgresServer:
     """A database in which acme and globex have a collection of the same name."""
-    with PgVectorCollections(with_tables(database).dsn) as store:
+    with PgVectorCollections(migrated.dsn) as store:
         for tenant in ("acme", "globex"):
             store.create(tenant, "handbook", "e", DIMENSIONS)
             texts = [f"The secret of {tenant} is in vault {number}." for number in range(3)]
             store.put(tenant, "handbook", [document("a.md", texts, unit_vectors(3))])
-    return database
+    return migrated
 
 
 @contextmanager

@@ -27,7 +27,6 @@ from tests.kit.pgvector_kit import (
     searching,
     stored_handbook,
     unit_vectors,
-    with_tables,
 )
 from tests.kit.stack import PostgresServer
 
@@ -40,62 +39,56 @@ RETURNS TABLE (number bigint, score double precision) LANGUAGE sql AS 'SELECT 1,
 
 
 @pytest.fixture
-def tables(database: PostgresServer) -> PostgresServer:
-    """A database with the tables."""
-    return with_tables(database)
-
-
-@pytest.fixture
-def store(tables: PostgresServer) -> Iterator[PgVectorCollections]:
+def store(migrated: PostgresServer) -> Iterator[PgVectorCollections]:
     """A store in which acme has a handbook."""
-    with stored_handbook(tables) as made:
+    with stored_handbook(migrated) as made:
         yield made
 
 
 def test_late_full_text_is_left_out_and_the_connection_used_again(
-    store: PgVectorCollections, tables: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    store: PgVectorCollections, migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handbook = store.get("acme", "handbook")
     # The server's own end comes later than the caller's, so that the two cannot be mistaken for one another, and before
     # the connection is cut.
     monkeypatch.setattr(pgvector_search, "search_settings", lambda tenant, _limit, _timeout_s: (tenant, "3s", "100"))
     monkeypatch.setattr(pool, "CUT_AFTER_S", 30.0)
-    with psycopg.connect(tables.owner_dsn, autocommit=True, connect_timeout=5) as owner:
+    with psycopg.connect(migrated.owner_dsn, autocommit=True, connect_timeout=5) as owner:
         owner.execute(SLOW_FULL_TEXT)
 
     async def use(search: PgVectorSearch) -> None:
         await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
-        before = backends(tables)
+        before = backends(migrated)
         started = time.monotonic()
         found = await search.search(handbook, VECTORS[0], "warehouse", 3, 0.3)
         assert (len(found.nearest), found.matching) == (3, None)
         assert time.monotonic() - started < 2.5
         after = await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
         assert len(after.nearest) == 3
-        assert backends(tables) == before
+        assert backends(migrated) == before
 
-    searching(tables, use, connections=1)
+    searching(migrated, use, connections=1)
 
 
-def test_a_late_nearest_is_a_timeout(store: PgVectorCollections, tables: PostgresServer) -> None:
+def test_a_late_nearest_is_a_timeout(store: PgVectorCollections, migrated: PostgresServer) -> None:
     handbook = store.get("acme", "handbook")
 
     async def use(search: PgVectorSearch) -> None:
         await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
-        with connect(tables.dsn, "test") as other:
+        with connect(migrated.dsn, "test") as other:
             # As the index is being made, but for reads too.
             other.execute("SELECT set_config('fairlane.tenant', 'acme', true)")
-            with psycopg.connect(tables.owner_dsn, connect_timeout=5) as owner:
+            with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner:
                 owner.execute(f"LOCK TABLE passages_{handbook.number}".encode())
                 with pytest.raises(TimeoutError):
                     await search.search(handbook, VECTORS[0], "warehouse", 3, 0.2)
         assert len((await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)).nearest) == 3
 
-    searching(tables, use, connections=1)
+    searching(migrated, use, connections=1)
 
 
 def test_a_server_that_hangs_keeps_nobody_waiting_and_the_pool_recovers(
-    store: PgVectorCollections, tables: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    store: PgVectorCollections, migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "CUT_AFTER_S", 0.3)
     handbook = store.get("acme", "handbook")
@@ -109,7 +102,7 @@ def test_a_server_that_hangs_keeps_nobody_waiting_and_the_pool_recovers(
 
         await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
         waits: list[float] = []
-        with paused(tables):
+        with paused(migrated):
             for _ in range(5):
                 waits += await asyncio.gather(*(ask(0.1) for _ in range(8)))
         # Before the connection is cut, which is after 0.1 + 0.3 s; a slow machine may be late now and then.
@@ -119,17 +112,17 @@ def test_a_server_that_hangs_keeps_nobody_waiting_and_the_pool_recovers(
         both = await asyncio.gather(*(search.search(handbook, VECTORS[0], None, 3, PATIENT_S) for _ in range(8)))
         assert [len(found.nearest) for found in both] == [3] * 8
 
-    searching(tables, use)
+    searching(migrated, use)
 
 
 def test_a_connection_that_broke_while_idle_is_replaced_within_the_search(
-    store: PgVectorCollections, tables: PostgresServer
+    store: PgVectorCollections, migrated: PostgresServer
 ) -> None:
     handbook = store.get("acme", "handbook")
 
     async def use(search: PgVectorSearch) -> None:
         await asyncio.gather(*(search.search(handbook, VECTORS[0], None, 3, PATIENT_S) for _ in range(8)))
-        with connect(tables.dsn, "test") as other:
+        with connect(migrated.dsn, "test") as other:
             other.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND datname = %s",
                 (pgvector_search.APPLICATION_NAME, other.info.dbname),
@@ -137,10 +130,12 @@ def test_a_connection_that_broke_while_idle_is_replaced_within_the_search(
         found = await search.search(handbook, VECTORS[0], "warehouse", 3, PATIENT_S)
         assert (len(found.nearest), len(found.matching or ())) == (3, 2)
 
-    searching(tables, use)
+    searching(migrated, use)
 
 
-def test_a_cancelled_caller_leaves_no_half_read_connection(store: PgVectorCollections, tables: PostgresServer) -> None:
+def test_a_cancelled_caller_leaves_no_half_read_connection(
+    store: PgVectorCollections, migrated: PostgresServer
+) -> None:
     handbook = store.get("acme", "handbook")
 
     async def use(search: PgVectorSearch) -> None:
@@ -158,11 +153,11 @@ def test_a_cancelled_caller_leaves_no_half_read_connection(store: PgVectorCollec
         # One may be done before it is cancelled.
         assert cancelled > 30
 
-    searching(tables, use, connections=1)
+    searching(migrated, use, connections=1)
 
 
 def test_searches_go_on_while_an_index_is_built_and_a_deletion_waits(
-    store: PgVectorCollections, tables: PostgresServer
+    store: PgVectorCollections, migrated: PostgresServer
 ) -> None:
     store.create("acme", "large", "e", 64)
     for part in range(4):
@@ -176,9 +171,9 @@ def test_searches_go_on_while_an_index_is_built_and_a_deletion_waits(
         loop = asyncio.get_running_loop()
         with (
             ThreadPoolExecutor(2) as threads,
-            PgVectorCollections(tables.dsn) as builder,
-            PgVectorCollections(tables.dsn) as deleter,
-            psycopg.connect(tables.owner_dsn, connect_timeout=5) as owner,
+            PgVectorCollections(migrated.dsn) as builder,
+            PgVectorCollections(migrated.dsn) as deleter,
+            psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner,
         ):
             # Whoever reads the parent keeps a deletion waiting, and that one would keep everybody else.
             owner.execute("LOCK TABLE passages IN ACCESS SHARE MODE")
@@ -191,27 +186,27 @@ def test_searches_go_on_while_an_index_is_built_and_a_deletion_waits(
             assert await build
             assert during > 2
             assert not deletion.done()
-            fresh = PgVectorSearch(tables.dsn, 1)
+            fresh = PgVectorSearch(migrated.dsn, 1)
             await fresh.open()
             assert len((await fresh.search(large, vector, "passage", 3, PATIENT_S)).nearest) == 3
             await fresh.close()
             owner.rollback()
             assert (await deletion).name == "other"
 
-    searching(tables, use)
+    searching(migrated, use)
 
 
 def test_closing_ends_what_hangs(
-    store: PgVectorCollections, tables: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    store: PgVectorCollections, migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pool, "CUT_AFTER_S", 30.0)
     handbook = store.get("acme", "handbook")
 
     async def use() -> float:
-        search = PgVectorSearch(tables.dsn, 1)
+        search = PgVectorSearch(migrated.dsn, 1)
         await search.open()
         await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
-        with paused(tables):
+        with paused(migrated):
             with pytest.raises(TimeoutError):
                 await search.search(handbook, VECTORS[0], None, 3, 0.05)
             started = time.monotonic()

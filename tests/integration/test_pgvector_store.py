@@ -15,21 +15,15 @@ from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.store import CollectionNotFoundError, NewDocument, NewPassage
 from fairlane_server.store_error import StoreError
 from tests.kit.collection_store_suite import CollectionStoreSuite
-from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, numbered, paused, unit_vectors, with_tables
+from tests.kit.pgvector_kit import DIMENSIONS, document, number_of, numbered, paused, unit_vectors
 from tests.kit.stack import PostgresServer
 from tests.kit.waiting import eventually
 
 
 @pytest.fixture
-def tables(database: PostgresServer) -> PostgresServer:
-    """A database with the tables."""
-    return with_tables(database)
-
-
-@pytest.fixture
-def store(tables: PostgresServer) -> Iterator[PgVectorCollections]:
+def store(migrated: PostgresServer) -> Iterator[PgVectorCollections]:
     """A store without a collection."""
-    with PgVectorCollections(tables.dsn) as found:
+    with PgVectorCollections(migrated.dsn) as found:
         yield found
 
 
@@ -37,11 +31,11 @@ class TestPgVectorCollections(CollectionStoreSuite):
     """Postgres does what every store does."""
 
 
-def test_deleting_leaves_nothing_of_a_collection(store: PgVectorCollections, tables: PostgresServer) -> None:
+def test_deleting_leaves_nothing_of_a_collection(store: PgVectorCollections, migrated: PostgresServer) -> None:
     query = "SELECT relname FROM pg_class WHERE relname ~ '^passage(s|_terms)_[0-9]' AND relkind IN ('r', 'i')"
     store.create("acme", "a", "e", DIMENSIONS)
     store.put("acme", "a", [numbered(10)])
-    with psycopg.connect(tables.owner_dsn, autocommit=True, connect_timeout=5) as owner:
+    with psycopg.connect(migrated.owner_dsn, autocommit=True, connect_timeout=5) as owner:
         assert owner.execute(query).fetchall()
         assert documents_of(owner, "acme") == 1
         store.delete("acme", "a")
@@ -57,13 +51,13 @@ def documents_of(connection: psycopg.Connection, tenant: str) -> int:
     return int(row[0])
 
 
-def test_words_go_with_their_passages(store: PgVectorCollections, tables: PostgresServer) -> None:
+def test_words_go_with_their_passages(store: PgVectorCollections, migrated: PostgresServer) -> None:
     store.create("acme", "a", "e", DIMENSIONS)
     store.put("acme", "a", [numbered(5), document("b.md", ["other"], unit_vectors(1))])
     store.put("acme", "a", [numbered(3)])
     store.remove("acme", "a", ["b.md"])
-    with psycopg.connect(tables.owner_dsn, connect_timeout=5) as owner:
-        table = f"passage_terms_{number_of(tables, 'acme')}"
+    with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner:
+        table = f"passage_terms_{number_of(migrated, 'acme')}"
         assert owner.execute(f"SELECT count(*) FROM {table}".encode()).fetchone() == (3,)  # noqa: S608 - a number
 
 
@@ -127,12 +121,12 @@ def test_large_vectors_and_long_passages_fit(store: PgVectorCollections) -> None
     assert store.get("acme", "a").passages == 2
 
 
-def test_ingests_at_the_same_time_lose_nothing(tables: PostgresServer, store: PgVectorCollections) -> None:
+def test_ingests_at_the_same_time_lose_nothing(migrated: PostgresServer, store: PgVectorCollections) -> None:
     store.create("acme", "a", "e", DIMENSIONS)
     start = threading.Barrier(4)
 
     def ingest(number: int) -> None:
-        with PgVectorCollections(tables.dsn) as own:
+        with PgVectorCollections(migrated.dsn) as own:
             start.wait(20)
             for round_ in range(5):
                 both = replace(numbered(10, seed=round_), source="same.md")
@@ -142,31 +136,31 @@ def test_ingests_at_the_same_time_lose_nothing(tables: PostgresServer, store: Pg
         list(pool.map(ingest, range(4)))
     found = store.get("acme", "a")
     assert (found.documents, found.passages) == (21, 70)
-    with connect(tables.dsn, "test") as connection:
+    with connect(migrated.dsn, "test") as connection:
         act_for(connection, "acme")
         assert connection.execute("SELECT count(*) FROM passages").fetchone() == (70,)
 
 
 def test_an_index_is_built_once_there_is_enough(
-    store: PgVectorCollections, tables: PostgresServer, monkeypatch: pytest.MonkeyPatch
+    store: PgVectorCollections, migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pgvector_store, "INDEX_FROM_PASSAGES", 100)
     store.create("acme", "a", "e", DIMENSIONS)
     store.put("acme", "a", [numbered(99)])
     assert not store.build_index("acme", "a")
     store.put("acme", "a", [numbered(2_000)])
-    with PgVectorCollections(tables.dsn) as other, ThreadPoolExecutor(2) as pool:
+    with PgVectorCollections(migrated.dsn) as other, ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(lambda one: one.build_index("acme", "a"), (store, other))) == [False, True]
-    with psycopg.connect(tables.owner_dsn, connect_timeout=5) as owner:
+    with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner:
         indexed = owner.execute("SELECT indexname FROM pg_indexes WHERE indexdef LIKE '%hnsw%'").fetchall()
-    assert indexed == [(f"passages_{number_of(tables, 'acme')}_nearest",)]
+    assert indexed == [(f"passages_{number_of(migrated, 'acme')}_nearest",)]
 
 
-def test_two_stores_that_create_the_same_collection_make_one(tables: PostgresServer) -> None:
+def test_two_stores_that_create_the_same_collection_make_one(migrated: PostgresServer) -> None:
     start = threading.Barrier(3)
 
     def create(_: int) -> str:
-        with PgVectorCollections(tables.dsn) as own:
+        with PgVectorCollections(migrated.dsn) as own:
             start.wait(20)
             try:
                 return own.create("acme", "a", "e", DIMENSIONS).name
@@ -178,12 +172,12 @@ def test_two_stores_that_create_the_same_collection_make_one(tables: PostgresSer
     assert said == ["a", "there is a collection 'a' already", "there is a collection 'a' already"]
 
 
-def test_a_server_that_hangs_costs_no_more_than_its_time_and_is_used_again(tables: PostgresServer) -> None:
-    with PgVectorCollections(tables.dsn) as patient:
+def test_a_server_that_hangs_costs_no_more_than_its_time_and_is_used_again(migrated: PostgresServer) -> None:
+    with PgVectorCollections(migrated.dsn) as patient:
         patient.create("acme", "a", "e", DIMENSIONS)
-    with PgVectorCollections(tables.dsn, call_timeout_s=0.5) as store:
+    with PgVectorCollections(migrated.dsn, call_timeout_s=0.5) as store:
         eventually(lambda: can_get(store), what="a connection")
-        with paused(tables), pytest.raises(StoreError):
+        with paused(migrated), pytest.raises(StoreError):
             store.get("acme", "a")
         eventually(lambda: can_get(store), what="a connection")
 

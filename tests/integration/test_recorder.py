@@ -32,8 +32,7 @@ from fairlane.records import (
     TokenUsage,
     UsageEvent,
 )
-from fairlane.settings import KafkaSettings, Settings
-from fairlane_server.postgres.migrations import upgrade
+from fairlane.settings import KafkaSettings
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.store import (
@@ -83,15 +82,14 @@ def writer(broker: str, tenant: str) -> Iterator[LogWriter]:
 
 
 @pytest.fixture
-def tables(database: PostgresServer) -> Tables:
+def tables(migrated: PostgresServer) -> Tables:
     """The migrated tables of this test."""
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    return Tables(database)
+    return Tables(migrated)
 
 
 @pytest.fixture
 def start_recorder(
-    broker: str, database: PostgresServer, tables: Tables, unique: str, tmp_path: Path
+    broker: str, migrated: PostgresServer, tables: Tables, unique: str, tmp_path: Path
 ) -> Iterator[StartRecorder]:
     """Starts recorders of one group; they are killed at the end."""
     claims = PortClaims()
@@ -101,7 +99,7 @@ def start_recorder(
         service = Service(name, ("-m", "stream_processors.recorder"), env)
         shared = {
             "KAFKA_BOOTSTRAP_SERVERS": broker,
-            "POSTGRES_DSN": dsn or database.dsn,
+            "POSTGRES_DSN": dsn or migrated.dsn,
             "GROUP_PREFIX": unique,
             "LOG_FORMAT": "json",
             # Records of these tests are from whenever is easy to read.
@@ -332,9 +330,9 @@ def test_a_recorder_that_was_stopped_and_wakes_up_writes_nothing_twice(
     eventually(lambda: any(sleeper.events(name) for name in noticed), what="a sign that it noticed")
 
 
-def test_only_one_of_two_writes_from_the_same_offset_gets_through(database: PostgresServer, tables: Tables) -> None:
+def test_only_one_of_two_writes_from_the_same_offset_gets_through(migrated: PostgresServer, tables: Tables) -> None:
     partition = Partition("replies.fenced", 0)
-    first, second = RecorderStore(database.dsn), RecorderStore(database.dsn)
+    first, second = RecorderStore(migrated.dsn), RecorderStore(migrated.dsn)
     first.start_at({partition: Stored(5, "this")})
     second.start_at({partition: Stored(0)})
     assert second.next_offsets([partition]) == {partition: Stored(5, "this")}
@@ -351,11 +349,11 @@ def test_only_one_of_two_writes_from_the_same_offset_gets_through(database: Post
 
 
 def test_a_write_that_takes_too_long_is_told_from_a_connection_that_is_lost(
-    database: PostgresServer, tables: Tables
+    migrated: PostgresServer, tables: Tables
 ) -> None:
     partition = Partition("replies.slow", 0)
-    with psycopg.connect(database.owner_dsn, connect_timeout=5) as holder:
-        slow = RecorderStore(database.dsn, call_timeout_s=0.5)
+    with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as holder:
+        slow = RecorderStore(migrated.dsn, call_timeout_s=0.5)
         slow.start_at({partition: Stored(0)})
         # Held by somebody else: a write waits.
         holder.execute(b"SELECT 1 FROM source_offsets FOR UPDATE")
@@ -364,7 +362,7 @@ def test_a_write_that_takes_too_long_is_told_from_a_connection_that_is_lost(
         holder.rollback()
     slow.write(Projection(), {partition: Move(0, 1)})
     slow.close()
-    with proxied(database) as (proxy, dsn):
+    with proxied(migrated) as (proxy, dsn):
         store = RecorderStore(dsn)
         assert store.next_offsets([partition]) == {partition: Stored(1)}
         proxy.cut()
@@ -396,9 +394,9 @@ def test_large_turns_are_recorded_in_little_memory(
 
 
 def test_an_outage_of_the_database_loses_nothing(
-    database: PostgresServer, tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder
+    migrated: PostgresServer, tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder
 ) -> None:
-    with proxied(database) as (proxy, dsn):
+    with proxied(migrated) as (proxy, dsn):
         recorder = start_recorder(dsn=dsn, **SMALL_BATCH).wait_ready()
         writer.replies(tenant, range(300))
         wait_for_more_than(tables, tenant, 20)
@@ -447,14 +445,14 @@ def test_a_log_truncated_under_the_stored_offset_is_an_alarm(
 
 
 def test_a_stored_offset_beyond_the_end_goes_on_at_the_end(
-    broker: str, tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder, database: PostgresServer
+    broker: str, tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder, migrated: PostgresServer
 ) -> None:
     topic = replies_topic(tenant)
     writer.replies(tenant, range(10))
     recorder = start_recorder()
     eventually(lambda: stored_offset(tables, topic) == 11, what="the results and the marker behind them")
     assert recorder.stop() == 0
-    with psycopg.connect(database.owner_dsn) as connection:
+    with psycopg.connect(migrated.owner_dsn) as connection:
         connection.execute("UPDATE source_offsets SET next_offset = 1000 WHERE topic = %s", (topic,))
     recorder.start()
     eventually(lambda: stored_offset(tables, topic) == 11, what="the end of the log")

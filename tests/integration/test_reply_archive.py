@@ -13,7 +13,6 @@ from fairlane.names import replies_topic
 from fairlane.records import InferenceReply, SourceCoordinate, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings, Settings
-from fairlane_server.postgres.migrations import upgrade
 from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyArchive
 from stream_processors.dispatcher.deduplication.stage import ReplyGoneError, ReplyUnknownError
 from stream_processors.recorder.positions import Move, Partition, Stored
@@ -30,15 +29,15 @@ NOWHERE = "postgresql://fairlane@127.0.0.1:1/fairlane?connect_timeout=1"
 class Kit:
     """A tenant's reply topic, the projection, and the archive that reads both."""
 
-    def __init__(self, broker: str, database: PostgresServer, tenant: str) -> None:
+    def __init__(self, broker: str, migrated: PostgresServer, tenant: str) -> None:
         self.tenant, self.broker = tenant, broker
         self.topic = replies_topic(tenant)
         self.settings = Settings(
-            kafka_bootstrap_servers=broker, postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn
+            kafka_bootstrap_servers=broker, postgres_dsn=migrated.dsn, postgres_owner_dsn=migrated.owner_dsn
         )
         self.archive = KafkaReplyArchive(self.settings, default_codec())
         self.writer = LogWriter(broker, tenant)
-        self.store = RecorderStore(database.dsn)
+        self.store = RecorderStore(migrated.dsn)
 
     def record(self, reply: InferenceReply) -> int:
         """Write it and project it. Returns its offset."""
@@ -69,10 +68,9 @@ class Kit:
 
 
 @pytest.fixture
-def kit(broker: str, database: PostgresServer, unique: str) -> Iterator[Kit]:
+def kit(broker: str, migrated: PostgresServer, unique: str) -> Iterator[Kit]:
     make_topics(broker, TenantSpec(unique))
-    made = Kit(broker, database, unique)
-    upgrade(made.settings)
+    made = Kit(broker, migrated, unique)
     yield made
     made.close()
     delete_reply_topics(broker, unique)

@@ -14,7 +14,6 @@ from fairlane.records import AuditEvent, InferenceReply
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
@@ -35,7 +34,7 @@ from tests.kit.native_kit import ID, place, recorded
 from tests.kit.pgvector_kit import paused
 from tests.kit.pipeline import unique_name
 from tests.kit.request_store_suite import Requests, RequestStoreSuite, reply_of
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 from tests.kit.waiting import PATIENCE_S, eventually_awaited
 
 TABLES = ("results", "audit_logs")
@@ -93,8 +92,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def tables(postgres: PostgresServer) -> Iterator[Recorded]:
-    with empty_database(postgres, unique_name()) as database:
-        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+    with migrated_database(postgres, unique_name()) as database:
         made = Recorded(database)
         yield made
         made.close()

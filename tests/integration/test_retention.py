@@ -14,7 +14,6 @@ from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, Usage
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for
-from fairlane_server.postgres.migrations import upgrade
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.retention import INTERVAL_S, OldRows, Removal, Rule, rules_of
@@ -31,21 +30,20 @@ RESULT_RULE = Rule(RESULTS, "replied_at_ms", 86_400)
 
 
 @pytest.fixture
-def tables(database: PostgresServer) -> Tables:
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    return Tables(database)
+def tables(migrated: PostgresServer) -> Tables:
+    return Tables(migrated)
 
 
 @pytest.fixture
-def old_rows(database: PostgresServer) -> Iterator[OldRows]:
-    made = OldRows(database.dsn)
+def old_rows(migrated: PostgresServer) -> Iterator[OldRows]:
+    made = OldRows(migrated.dsn)
     yield made
     made.close()
 
 
-def record(database: PostgresServer, ages_h: list[float], tenant: str = "acme") -> None:
+def record(migrated: PostgresServer, ages_h: list[float], tenant: str = "acme") -> None:
     """A reply, what it cost and two decisions, for each age in hours; numbers are offsets."""
-    store, codec, now = RecorderStore(database.dsn), default_codec(), now_ms()
+    store, codec, now = RecorderStore(migrated.dsn), default_codec(), now_ms()
     partitions = [Partition(topic, 0) for topic in (f"replies.{tenant}", LEDGER_USAGE, LEDGER_AUDIT)]
     store.start_at(dict.fromkeys(partitions, Stored(0)))
     first = {partition: place.next_offset for partition, place in store.next_offsets(partitions).items()}
@@ -77,10 +75,10 @@ def metric(name: str, table: str) -> float:
 
 
 def test_the_oldest_go_first_and_the_young_ones_stay(
-    database: PostgresServer, tables: Tables, old_rows: OldRows
+    migrated: PostgresServer, tables: Tables, old_rows: OldRows
 ) -> None:
-    record(database, [23, 30, 25, 48, 1])
-    record(database, [26], tenant="globex")
+    record(migrated, [23, 30, 25, 48, 1])
+    record(migrated, [26], tenant="globex")
     now = now_ms()
     before_ms = RESULT_RULE.before_ms(now)
     removed, oldest_ms = old_rows.remove(RESULT_RULE, before_ms, 2)
@@ -92,11 +90,11 @@ def test_the_oldest_go_first_and_the_young_ones_stay(
     assert ids(tables, "results") == ["acme-0", "acme-4"]
 
 
-def test_by_default_results_go_after_a_day_and_the_rest_after_ninety(database: PostgresServer, tables: Tables) -> None:
-    record(database, [1, 25, 24 * 89, 24 * 91])
+def test_by_default_results_go_after_a_day_and_the_rest_after_ninety(migrated: PostgresServer, tables: Tables) -> None:
+    record(migrated, [1, 25, 24 * 89, 24 * 91])
     failures: list[BaseException] = []
     before = metric("fairlane_rows_removed_total", "results")
-    removal = Removal(OldRows(database.dsn), rules_of(Settings()), failures.append)
+    removal = Removal(OldRows(migrated.dsn), rules_of(Settings()), failures.append)
     removal.start()
     eventually(lambda: ids(tables, "results") == ["acme-0"] and len(ids(tables, "audit_logs")) == 3)
     eventually(lambda: ids(tables, "usage") == ["acme-0", "acme-1", "acme-2"])
@@ -105,14 +103,14 @@ def test_by_default_results_go_after_a_day_and_the_rest_after_ninety(database: P
     assert not failures
 
 
-def test_the_lag_is_shown_while_nothing_can_be_removed(database: PostgresServer, tables: Tables) -> None:
-    record(database, [30] * 1_500)
+def test_the_lag_is_shown_while_nothing_can_be_removed(migrated: PostgresServer, tables: Tables) -> None:
+    record(migrated, [30] * 1_500)
     # What an earlier removal of this process showed.
     metrics.RETENTION_LAG.labels("results").set(0)
-    with psycopg.connect(database.owner_dsn) as owner:
+    with psycopg.connect(migrated.owner_dsn) as owner:
         # Somebody holds the table: nothing is removed, and the recorder's own connection is not concerned.
         owner.execute("LOCK TABLE results IN SHARE MODE")
-        removal = Removal(OldRows(database.dsn, call_timeout_s=1.0), (RESULT_RULE,), lambda _: None)
+        removal = Removal(OldRows(migrated.dsn, call_timeout_s=1.0), (RESULT_RULE,), lambda _: None)
         removal.start()
         eventually(lambda: removal._schedule.next_due()[2] < 1_000, what="a removal that was too late")
         eventually(lambda: metric("fairlane_retention_lag_seconds", "results") > 0, what="the lag")
@@ -125,10 +123,10 @@ def test_the_lag_is_shown_while_nothing_can_be_removed(database: PostgresServer,
 
 
 def test_rows_that_others_hold_are_left_for_the_next_time(
-    database: PostgresServer, tables: Tables, old_rows: OldRows
+    migrated: PostgresServer, tables: Tables, old_rows: OldRows
 ) -> None:
-    record(database, [30, 30, 30])
-    with psycopg.connect(database.dsn) as other:
+    record(migrated, [30, 30, 30])
+    with psycopg.connect(migrated.dsn) as other:
         act_for(other, ALL_TENANTS)
         other.execute("UPDATE results SET replays_seen = 1 WHERE request_id = 'acme-1'")
         removed, oldest_ms = old_rows.remove(RESULT_RULE, RESULT_RULE.before_ms(now_ms()), 10)
@@ -138,10 +136,10 @@ def test_rows_that_others_hold_are_left_for_the_next_time(
 
 
 @pytest.mark.parametrize("rule", rules_of(Settings()), ids=lambda rule: str(rule.name))
-def test_what_is_old_is_found_by_an_index(database: PostgresServer, tables: Tables, rule: Rule) -> None:
+def test_what_is_old_is_found_by_an_index(migrated: PostgresServer, tables: Tables, rule: Rule) -> None:
     age = rule.column if rule.name == "conversation_turns" else f"{rule.column} + 0"
     query = f"EXPLAIN SELECT ctid FROM {rule.name} WHERE {age} < 5 ORDER BY {age} LIMIT 100"  # noqa: S608 - our own
-    with psycopg.connect(database.dsn) as connection:
+    with psycopg.connect(migrated.dsn) as connection:
         act_for(connection, ALL_TENANTS)
         # The tables are empty, where a scan would do.
         connection.execute("SET enable_seqscan = off")
@@ -152,24 +150,24 @@ def test_what_is_old_is_found_by_an_index(database: PostgresServer, tables: Tabl
 
 @pytest.mark.parametrize(("table", "left"), [("results", 1), ("usage", 2), ("audit_logs", 2)])
 def test_nobody_removes_what_is_young_however_it_asks(
-    database: PostgresServer, tables: Tables, old_rows: OldRows, table: str, left: int
+    migrated: PostgresServer, tables: Tables, old_rows: OldRows, table: str, left: int
 ) -> None:
-    record(database, [0.5, 20, 30])
+    record(migrated, [0.5, 20, 30])
     (rule,) = (rule for rule in rules_of(Settings()) if rule.name == table)
     assert old_rows.remove(rule, now_ms() + HOUR_MS, 10) == (3 - left, None)
     assert len(ids(tables, table)) == left
-    with psycopg.connect(database.dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
+    with psycopg.connect(migrated.dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
         connection.execute("SELECT remove_old_rows('tenants', 0, 10)")
 
 
-def test_removing_goes_on_beside_the_writing(database: PostgresServer, tables: Tables) -> None:
-    record(database, [30] * 5_000)
+def test_removing_goes_on_beside_the_writing(migrated: PostgresServer, tables: Tables) -> None:
+    record(migrated, [30] * 5_000)
     finished: list[str] = []
-    removal = Removal(OldRows(database.dsn), (RESULT_RULE,), lambda _: None)
+    removal = Removal(OldRows(migrated.dsn), (RESULT_RULE,), lambda _: None)
 
     def write() -> None:
         for number in range(20):
-            record(database, [1] * 50, tenant=f"new{number}")
+            record(migrated, [1] * 50, tenant=f"new{number}")
         finished.append("written")
 
     removal.start()

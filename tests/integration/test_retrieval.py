@@ -11,15 +11,13 @@ from deploy.models.prepare import DEFAULT_MODELS_DIR
 from fairlane.names import LEDGER_AUDIT
 from fairlane.outcomes import Code, Degradation, HistoryReason, Outcome, RetrievalMode, RetrievalReason
 from fairlane.records import AuditEvent, HistoryUse, InferenceReply, Retrieval
-from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import Collection, NewDocument, NewPassage
 from tests.kit.log_reader import Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.recorder_kit import Proxy, proxied
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.broker, pytest.mark.model]
@@ -79,7 +77,7 @@ class Kit:
 
 @pytest.fixture(scope="module")
 def database(postgres: PostgresServer) -> Iterator[PostgresServer]:
-    with empty_database(postgres, unique_name()) as made:
+    with migrated_database(postgres, unique_name()) as made:
         yield made
 
 
@@ -87,7 +85,6 @@ def database(postgres: PostgresServer) -> Iterator[PostgresServer]:
 def kit(
     broker: str, redis_url: str, database: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kit]:
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
     embedder = StaticEmbedder(DEFAULT_MODELS_DIR / "all-minilm-l6-v2-static")
     store = PgVectorCollections(database.dsn)
     with proxied(database) as (proxy, dsn):

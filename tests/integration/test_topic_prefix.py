@@ -15,14 +15,13 @@ from deploy.local.layout import PROJECT_ROOT
 from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane.records import TenantSpec
-from fairlane.settings import KafkaSettings, Settings
-from fairlane_server.postgres.migrations import upgrade
+from fairlane.settings import KafkaSettings
 from tests.kit.deployment import default_model, write_models, write_tenants
 from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import unique_name
 from tests.kit.processes import ServiceProcess
 from tests.kit.recorder_kit import Tables
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
@@ -100,8 +99,7 @@ def pair(
         stack.callback(ports.close)
         made = []
         for number, prefix in enumerate((f"{unique}.", f"{unique}.next-")):
-            database = stack.enter_context(empty_database(postgres, f"{unique}_{number}"))
-            upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
+            database = stack.enter_context(migrated_database(postgres, f"{unique}_{number}"))
             pipeline = PrefixedPipeline(broker, prefix, database, folder / str(number), ports)
             for kind in ("topics", "models", "tenants"):
                 pipeline.command(kind, "apply")

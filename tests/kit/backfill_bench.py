@@ -13,7 +13,6 @@ from deploy.local.services import Service
 from fairlane import logs
 from fairlane.clock import ClockMs, now_ms
 from fairlane.settings import Settings
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.processes.service import StopSignal
 from producers.backfill.__main__ import main
 from producers.backfill.app import JobRunner
@@ -23,7 +22,7 @@ from producers.backfill.kafka import reply_partitions
 from producers.backfill.submission import submit, survey
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 
 LEASE_S = 2.0
 
@@ -97,7 +96,7 @@ class BackfillBench:
 @contextmanager
 def backfill_bench(pipeline: Pipeline, postgres: PostgresServer, folder: Path) -> Iterator[BackfillBench]:
     """A bench on a pipeline that runs."""
-    with empty_database(postgres, pipeline.unique) as database:
+    with migrated_database(postgres, pipeline.unique) as database:
         settings = Settings(
             postgres_dsn=database.dsn,
             postgres_owner_dsn=database.owner_dsn,
@@ -105,7 +104,6 @@ def backfill_bench(pipeline: Pipeline, postgres: PostgresServer, folder: Path) -
             group_prefix=pipeline.group_prefix,
             instance_id="backfill-test",
         )
-        upgrade(settings)
         store = JobStore(database.dsn)
         try:
             yield BackfillBench(pipeline, database, settings, store, folder)

@@ -19,13 +19,11 @@ import httpx
 
 from deploy.local.services import HOST, Service
 from fairlane.records import TenantSpec
-from fairlane.settings import Settings
 from fairlane_server.api_keys.key_store import ApiKeys
-from fairlane_server.postgres.migrations import upgrade
 from tests.kit.deployment import model_per_task
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.processes import ServiceProcess
-from tests.kit.stack import PostgresServer, empty_database
+from tests.kit.stack import PostgresServer, migrated_database
 from tests.kit.waiting import eventually
 
 CALL_TIMEOUT_S = 60.0
@@ -150,10 +148,9 @@ def serving(
     unique = unique_name()
     models = model_per_task(unique, f"{unique}-pool") if each_task else None
     with (
-        empty_database(postgres, unique) as database,
+        migrated_database(postgres, unique) as database,
         Pipeline(broker, folder, unique, tenants=tenants, models=models, redis_url=redis_url, env=env) as pipeline,
     ):
-        upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
         names = [tenant if isinstance(tenant, str) else tenant.tenant for tenant in tenants]
         with ApiKeys(database.owner_dsn) as keys:
             issued = {name: keys.create(pipeline.tenant(name), "tests").text for name in names}

@@ -12,9 +12,7 @@ import numpy as np
 import psycopg
 import pytest
 
-from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
-from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.retrieval.pgvector_store import PgVectorCollections
@@ -31,12 +29,6 @@ TEXTS = [
 ]
 
 T = TypeVar("T")
-
-
-def with_tables(database: PostgresServer) -> PostgresServer:
-    """The database, migrated."""
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    return database
 
 
 def unit_vectors(count: int, dimensions: int = DIMENSIONS, seed: int = 0) -> FloatArray:

@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from deploy.local import kafka
 from deploy.local.kafka import (
     BROKER_SETTINGS,
     HEAP,
     REPLICATED_SETTINGS,
     Kafka,
+    class_archive,
     compose_kafka,
+    find_java,
     node_names,
     part_of,
 )
@@ -71,6 +74,23 @@ def test_one_node_keeps_one_copy_and_is_its_own_quorum(tmp_path: Path, ports: Po
     assert written.items() >= BROKER_SETTINGS.items()
     assert written["controller.quorum.voters"] == f"1@127.0.0.1:{node.controller_port}"
     assert node.bootstrap_servers == f"127.0.0.1:{node.port}"
+
+
+def test_a_node_uses_the_archive_of_its_jars_classes_if_there_is_one(
+    tmp_path: Path, ports: PortClaims, libs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kafka, "DEFAULT_DATA_DIR", tmp_path)
+
+    def archives() -> list[str]:
+        specs = specs_of(compose_kafka(tmp_path / "kafka", 1, ports, libs))
+        return [word for spec in specs for word in spec.argv if word.startswith("-XX:SharedArchiveFile=")]
+
+    assert archives() == []
+    archive = class_archive(find_java(), libs)
+    archive.touch()
+    assert archives() == 2 * [f"-XX:SharedArchiveFile={archive}"]
+    (libs / "kafka_2.13-4.2.0.jar").write_text("another version")
+    assert archives() == []
 
 
 def test_of_three_nodes_each_has_its_own_ports_data_and_log(three: tuple[Kafka, ...]) -> None:

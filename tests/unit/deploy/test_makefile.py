@@ -121,6 +121,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
         "requirements/dev.txt",
         "requirements/models.txt",
         "deploy/local/pom.xml",
+        "deploy/local/kafka_classes.py",
         "pyproject.toml",
     ):
         file = tmp_path / source
@@ -132,6 +133,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
         ".venv/.installed",
         ".venv/bin/fairlane",
         ".fairlane/stamps/kafka",
+        ".fairlane/stamps/kafka-classes",
         ".fairlane/stamps/models",
     )
     for age, stamp in enumerate(stamps, start=2):

@@ -45,7 +45,10 @@ def test_marks_decide_the_tier(marks: list[str], tiers: set[Tier]) -> None:
     ("text", "tiers"),
     [
         ("def test_it(): ...", {Tier.CORE}),
-        ("pytestmark = [pytest.mark.full]", {Tier.CORE, Tier.FULL}),
+        ("@pytest.mark.full", {Tier.CORE, Tier.FULL}),
+        ("pytestmark = [pytest.mark.full]", {Tier.FULL}),
+        ("pytestmark = pytest.mark.full\n\n@pytest.mark.alone", {Tier.FULL, Tier.ALONE}),
+        ("pytestmark = [\n    pytest.mark.broker,\n    pytest.mark.long,\n]", {Tier.FAULTS}),
         ("from hypothesis import given", {Tier.CORE, Tier.FULL}),
         ("@pytest.mark.alone", {Tier.CORE, Tier.ALONE}),
         ("marks=pytest.mark.long", {Tier.CORE, Tier.FAULTS}),
@@ -91,6 +94,7 @@ def returns(monkeypatch: pytest.MonkeyPatch, ran: list[Sequence[str]], *statuses
         return statuses[len(ran) - 1]
 
     monkeypatch.setattr(command, "run", run)
+    monkeypatch.setattr(command, "archive_classes", lambda: None)
 
 
 @pytest.mark.parametrize(
@@ -219,6 +223,7 @@ def test_results_are_read_from_the_file_that_pytest_wrote(
         "def test_ok(): ...\n"
     )
     monkeypatch.setattr(command, "REPORTS", tmp_path)
+    monkeypatch.setattr(command, "archive_classes", lambda: None)
     monkeypatch.setenv(CHOICE_VARIABLE, "external")
     monkeypatch.delenv("PYTEST_XDIST_WORKER", raising=False)
     monkeypatch.chdir(PROJECT_ROOT)

@@ -30,8 +30,6 @@ REPORTS = PROJECT_ROOT / ".fairlane" / "reports"
 PARTS = {Tier.CORE: (Tier.CORE,), Tier.FULL: (Tier.FULL, Tier.ALONE), Tier.FAULTS: (Tier.FAULTS,)}
 TWO_WORKERS = ("--numprocesses=2", "--dist=loadfile", "--no-loadscope-reorder")
 ONE_WORKER = ("--numprocesses=0",)
-# Some thirty brokers are started, few of which live long enough to be worth the second compiler's work.
-ENVIRONMENT = {"JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1"}
 _WENT_ON = (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.NO_TESTS_COLLECTED)
 
 
@@ -95,7 +93,7 @@ def run(command: Sequence[str], environment: Mapping[str, str]) -> int:
     signal.signal(signal.SIGINT, ignore)
     signal.signal(signal.SIGTERM, pass_on)
     try:
-        process = subprocess.Popen(command, env={**ENVIRONMENT, **os.environ, **environment})
+        process = subprocess.Popen(command, env={**os.environ, **environment})
         return process.wait()
     finally:
         for number, handler in before.items():

@@ -150,7 +150,7 @@ REDIS_STATE_UNSAFE = Gauge(
     "fairlane_redis_state_unsafe",
     "ALARM above 0: settings with which the Redis for state may lose entries (a policy other than noeviction, no AOF)",
 )
-PARKED_SETTLEMENTS = Gauge("fairlane_parked_settlements", "Decided work and answers whose topic refuses records")
+BLOCKED_SETTLEMENTS = Gauge("fairlane_blocked_settlements", "Decided work and answers whose topic refuses records")
 STALE_SETTLEMENTS = Counter(
     "fairlane_stale_settlements_total", "Finished work dropped because its partition was reassigned"
 )

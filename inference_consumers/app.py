@@ -35,7 +35,7 @@ from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engine_process.vllm_metrics import EngineMetrics
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
-from inference_consumers.results.cache_writer import kept_answers_for
+from inference_consumers.results.cache_writer import cache_writer_for
 from inference_consumers.results.chunk_writer import ChunkWriter
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import AnswerWriter
@@ -87,7 +87,7 @@ class ConsumerApp:
         self._failure: BaseException | None = None
         self._hosts = engine_hosts(settings, list(self._models.values()))
         self._engine_metrics = EngineMetrics(self._hosts)
-        self._kept = kept_answers_for(settings)
+        self._kept = cache_writer_for(settings)
 
     def run(self) -> int:
         """Run until SIGTERM or a fatal error; main thread only. Returns the exit status."""

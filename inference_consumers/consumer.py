@@ -26,7 +26,7 @@ from inference_consumers.engine_process.states import EngineState
 from inference_consumers.engines.protocol import Cancelled, Failure
 from inference_consumers.group import READER
 from inference_consumers.results.records import EngineRun
-from inference_consumers.results.retries import hand_back
+from inference_consumers.results.retries import requeued_item
 from inference_consumers.schema_waits import SchemaWaits
 
 log = get_logger(__name__)
@@ -268,6 +268,6 @@ class InferenceConsumer:
         why = Failure(Code.OVERLOADED, f"the engine has been busy with one batch for {seconds:.0f} s")
         run = EngineRun("none", 0, now_ms, now_ms)
         waiting = self.driver.waiting.take(
-            lambda work: work.model_key in behind and hand_back(work.item, Code.OVERLOADED) is not None
+            lambda work: work.model_key in behind and requeued_item(work.item, Code.OVERLOADED) is not None
         )
         return [Settled(work, why, run) for work in waiting]

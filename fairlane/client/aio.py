@@ -208,13 +208,13 @@ class AsyncClient(BaseClient):
     async def _wait_for_room(self, size_bytes: int) -> bool:
         window = self._core.window
         woken, wake = waker()
-        ticket = window.enter_line(size_bytes, wake)
+        ticket = window.enqueue(size_bytes, wake)
         try:
             await asyncio.wait_for(woken, self._core.limits.submit_timeout_ms / 1_000)
         except TimeoutError:
             pass
         except BaseException:  # cancelled: the place in the line must not be lost with the task
-            window.leave_line(ticket)
+            window.dequeue(ticket)
             raise
         return window.claim(ticket)
 

@@ -27,7 +27,7 @@ from fairlane.trace_context import TraceHeaders, trace_headers
 ResultT = TypeVar("ResultT")
 
 
-class SerialCalls:
+class SerialExecutor:
     """Runs each call on a daemon thread once the one before it is over. For one caller at a time."""
 
     def __init__(self) -> None:
@@ -137,7 +137,7 @@ class GroupMember:
         self._done: dict[int, int] = {}
         self._sent: dict[int, int] = {}
         self._next_commit = 0.0
-        self._blocking = SerialCalls()
+        self._blocking = SerialExecutor()
 
     @property
     def trace(self) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Handles of submitted requests, for threads and for asyncio, and the promise that settles them."""
+"""Handles of submitted requests, for threads and for asyncio, and the future that settles them."""
 
 import asyncio
 import threading
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 ValueT = TypeVar("ValueT")
 
 
-class Promise(Generic[ValueT]):
+class ReplyFuture(Generic[ValueT]):
     """A value or an error that is set once. Thread-safe.
 
     Unlike ``concurrent.futures.Future`` it makes its event only for a wait, and shares a lock with others.
@@ -135,8 +135,8 @@ class BaseHandle:
         self.trace: TraceHeaders = ()
         self.held_bytes = 0
         self.queued_bytes = 0
-        self.acknowledged: Promise[SourceCoordinate | None] = Promise(lock)
-        self.replied: Promise[InferenceReply] = Promise(lock)
+        self.acknowledged: ReplyFuture[SourceCoordinate | None] = ReplyFuture(lock)
+        self.replied: ReplyFuture[InferenceReply] = ReplyFuture(lock)
 
     def done(self) -> bool:
         """Whether ``reply`` would return or raise at once."""
@@ -287,18 +287,18 @@ def successful(reply: InferenceReply) -> InferenceReply:
     return reply
 
 
-async def _settled(promise: Promise[Any], timeout_s: float | None) -> bool:
-    """Whether the promise is settled, waiting for it up to ``timeout_s``."""
-    if promise.done:
+async def _settled(future: ReplyFuture[Any], timeout_s: float | None) -> bool:
+    """Whether the future is settled, waiting for it up to ``timeout_s``."""
+    if future.done:
         return True
     woken, wake = waker()
-    promise.when_done(wake)
+    future.when_done(wake)
     try:
         await asyncio.wait_for(woken, timeout_s)
     except TimeoutError:
-        return promise.done
+        return future.done
     finally:
-        promise.forget(wake)
+        future.forget(wake)
     return True
 
 

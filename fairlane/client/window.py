@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True, eq=False)
-class PlaceInLine:
+class Waiter:
     """A place in the line of :class:`Window`. ``granted`` or ``error`` is set before ``wake`` is called."""
 
     size_bytes: int
@@ -28,7 +28,7 @@ class Window:
         self._max_in_flight = max_in_flight
         self._max_buffered_bytes = max_buffered_bytes
         self._lock = threading.Lock()
-        self._line: deque[PlaceInLine] = deque()
+        self._line: deque[Waiter] = deque()
         self.in_flight = 0
         """Requests admitted and not released."""
         self.buffered_bytes = 0
@@ -45,16 +45,16 @@ class Window:
             self._take(size_bytes)
             return True
 
-    def enter_line(self, size_bytes: int, wake: Callable[[], None]) -> PlaceInLine:
+    def enqueue(self, size_bytes: int, wake: Callable[[], None]) -> Waiter:
         """Wait in line: ``wake`` is called once, from any thread, when the place is granted or the window closes."""
-        place = PlaceInLine(size_bytes, wake)
+        place = Waiter(size_bytes, wake)
         with self._lock:
             self._line.append(place)
-            woken = self._serve_line()
+            woken = self._serve_waiters()
         _wake(woken)
         return place
 
-    def leave_line(self, place: PlaceInLine) -> None:
+    def dequeue(self, place: Waiter) -> None:
         """Give up waiting; what was granted meanwhile goes to the next in line."""
         with self._lock:
             if place.granted:
@@ -62,7 +62,7 @@ class Window:
                 self.buffered_bytes -= place.size_bytes
             elif place in self._line:
                 self._line.remove(place)
-            woken = self._serve_line()
+            woken = self._serve_waiters()
         _wake(woken)
 
     def acquire(self, size_bytes: int, timeout_s: float) -> bool:
@@ -70,22 +70,22 @@ class Window:
         if self.try_acquire(size_bytes):
             return True
         event = threading.Event()
-        place = self.enter_line(size_bytes, event.set)
+        place = self.enqueue(size_bytes, event.set)
         try:
             event.wait(timeout_s)
         except BaseException:  # KeyboardInterrupt: the place in the line must not be lost with the caller
-            self.leave_line(place)
+            self.dequeue(place)
             raise
         return self.claim(place)
 
-    def claim(self, place: PlaceInLine) -> bool:
+    def claim(self, place: Waiter) -> bool:
         """End the wait: whether the place was granted; if not, it leaves the line. Raises the closing error."""
         with self._lock:
             if place.error is not None:
                 raise place.error
             if place.granted:
                 return True
-        self.leave_line(place)
+        self.dequeue(place)
         return False
 
     def release(self, requests: int = 0, buffered_bytes: int = 0) -> None:
@@ -93,7 +93,7 @@ class Window:
         with self._lock:
             self.in_flight -= requests
             self.buffered_bytes -= buffered_bytes
-            woken = self._serve_line() if self._line else ()
+            woken = self._serve_waiters() if self._line else ()
         _wake(woken)
 
     def close(self, error: Exception) -> None:
@@ -101,10 +101,10 @@ class Window:
         with self._lock:
             if self._error is None:
                 self._error = error
-            woken = self._serve_line()
+            woken = self._serve_waiters()
         _wake(woken)
 
-    def _serve_line(self) -> list[PlaceInLine]:
+    def _serve_waiters(self) -> list[Waiter]:
         woken = []
         while self._line:
             head = self._line[0]
@@ -128,6 +128,6 @@ class Window:
         self.buffered_bytes += size_bytes
 
 
-def _wake(places: Iterable[PlaceInLine]) -> None:
+def _wake(places: Iterable[Waiter]) -> None:
     for place in places:
         place.wake()

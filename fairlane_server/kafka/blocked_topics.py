@@ -63,13 +63,13 @@ class BlockedTopic:
 class BlockedTopics:
     """The queues of all refused topics. Not thread-safe.
 
-    ``patience_s`` is how long a topic must have refused everything before its waiting settlements are replaced: a new
-    topic is not known to all brokers at once.
+    ``refusal_timeout_s`` is how long a topic must have refused everything before its waiting settlements are replaced: a
+    new topic is not known to all brokers at once.
     """
 
     max_count: int
     max_bytes: int
-    patience_s: float
+    refusal_timeout_s: float
     max_batch: int
     max_batch_bytes: int
     fallback: Fallback | None = None
@@ -78,92 +78,92 @@ class BlockedTopics:
     size_bytes: int = 0
     dropped_notes: int = 0
     """Notes that their topic did not take, since this counter was last read and reset."""
-    _lines: dict[str, BlockedTopic] = field(default_factory=dict)
+    _queues: dict[str, BlockedTopic] = field(default_factory=dict)
     _sources: Counter[str] = field(default_factory=Counter)
-    """Number of parked settlements by the topic of their source records."""
+    """Number of blocked settlements by the topic of their source records."""
     _replaced: dict[Claim, int] = field(default_factory=dict)
 
     def __bool__(self) -> bool:
-        return bool(self._lines)
+        return bool(self._queues)
 
     @property
     def due_at(self) -> float | None:
         """When the next attempt is due; None when nothing waits."""
-        return min((line.due_at for line in self._lines.values() if line), default=None)
+        return min((queue.due_at for queue in self._queues.values() if queue), default=None)
 
     def divert(self, settlement: Settlement, now: float) -> Settlement | None:
         """Queue the settlement if one of its topics is closed. Returns what to commit now: the settlement, its
         replacement, or None."""
         for _ in range(_TRIES):
-            line = self._closed_line(settlement)
-            if line is None:
+            queue = self._closed_queue(settlement)
+            if queue is None:
                 return settlement
             # Try one now and then although it could be replaced: the topic may exist by now.
-            replaceable = line.given_up and (now < line.due_at or len(line.waiting) > 0)
-            instead = self._instead(settlement, line.topic, line.refusal.reason) if replaceable else None
+            replaceable = queue.given_up and (now < queue.due_at or len(queue.waiting) > 0)
+            instead = self._instead(settlement, queue.topic, queue.refusal.reason) if replaceable else None
             if instead is None:
-                self._add(line.waiting, settlement)
+                self._add(queue.waiting, settlement)
                 return None
             settlement = instead
         return settlement
 
     def divert_note(self, note: OutputRecord) -> bool:
         """Queue or drop the note if its topic is closed. Returns whether it was."""
-        line = self._lines.get(note.topic)
-        if line is None or not line.closed:
+        queue = self._queues.get(note.topic)
+        if queue is None or not queue.closed:
             return False
-        if line.given_up:
+        if queue.given_up:
             self.dropped_notes += 1
         else:
-            self._add_notes(line, (note,))
+            self._add_notes(queue, (note,))
         return True
 
     def probe(
         self, now: float, can_settle: Callable[[Claim], bool]
     ) -> tuple[str, list[OutputRecord], list[Settlement]]:
         """Take what to try now: a topic with its next notes and settlements; an empty topic when nothing is due."""
-        due = [line for line in self._lines.values() if line and line.due_at <= now]
-        for line in sorted(due, key=lambda one: one.due_at):
-            notes = [line.notes.popleft() for _ in range(min(line.size, len(line.notes)))]
-            room = line.size - len(notes)
-            settlements = self._pick(line.waiting, room, can_settle)
-            if not notes and not settlements and not line.waiting:
-                settlements = self._pick(line.alone, 1, can_settle)
+        due = [queue for queue in self._queues.values() if queue and queue.due_at <= now]
+        for queue in sorted(due, key=lambda one: one.due_at):
+            notes = [queue.notes.popleft() for _ in range(min(queue.size, len(queue.notes)))]
+            room = queue.size - len(notes)
+            settlements = self._pick(queue.waiting, room, can_settle)
+            if not notes and not settlements and not queue.waiting:
+                settlements = self._pick(queue.alone, 1, can_settle)
             self._account(settlements, -1)
             self.count -= len(notes)
             if notes or settlements:
-                return line.topic, notes, settlements
-            line.due_at = now + 1.0  # none of it can be settled before others are
+                return queue.topic, notes, settlements
+            queue.due_at = now + 1.0  # none of it can be settled before others are
         return "", [], []
 
     def put_back(self, topic: str, notes: Sequence[OutputRecord], settlements: Sequence[Settlement]) -> None:
         """Put back at the front what a probe took and did not commit."""
-        line = self._lines[topic]
-        self._add_notes(line, notes, front=True)
-        self._add(line.waiting, *settlements, front=True)
+        queue = self._queues[topic]
+        self._add_notes(queue, notes, front=True)
+        self._add(queue.waiting, *settlements, front=True)
 
     def smaller(self, topic: str, size: int) -> None:
         """Limit probes of this topic to ``size`` notes and settlements."""
-        self._lines[topic].size = max(1, size)
+        self._queues[topic].size = max(1, size)
 
     def rest(self, topic: str, until: float) -> None:
-        if topic in self._lines:
-            self._lines[topic].due_at = until
+        if topic in self._queues:
+            self._queues[topic].due_at = until
 
     def passed(self, topic: str, now: float) -> None:
         """Note that a probe was committed: double the next one, and reopen the topic when its queue is empty."""
-        line = self._lines[topic]
-        line.failures, line.given_up, line.since, line.due_at = 0, False, now, now
-        line.size = min(self.max_batch, line.size * 2)
-        if not line.waiting and not line.notes:
-            if line.alone and not line.closed:
+        queue = self._queues[topic]
+        queue.failures, queue.given_up, queue.since, queue.due_at = 0, False, now, now
+        queue.size = min(self.max_batch, queue.size * 2)
+        if not queue.waiting and not queue.notes:
+            if queue.alone and not queue.closed:
                 # One that had been refused alone has passed: the others may pass too.
-                line.waiting, line.alone = line.alone, deque()
-            line.closed = bool(line.waiting)
-            if not line.closed:
-                line.due_at = now + _ALONE_RETRY_S
-        if not line:
-            del self._lines[topic]
+                queue.waiting, queue.alone = queue.alone, deque()
+            queue.closed = bool(queue.waiting)
+            if not queue.closed:
+                queue.due_at = now + _ALONE_RETRY_S
+        if not queue:
+            del self._queues[topic]
 
     def refused(
         self,
@@ -175,32 +175,37 @@ class BlockedTopics:
         took_s: float,
     ) -> list[Settlement]:
         """Handle a refused transaction. Returns what to commit in place of its settlements for this topic."""
-        line = self._lines.get(topic)
-        if line is None:
-            line = self._lines[topic] = BlockedTopic(topic, refusal, now, now)
-        line.refusal = refusal
+        queue = self._queues.get(topic)
+        if queue is None:
+            queue = self._queues[topic] = BlockedTopic(topic, refusal, now, now)
+        queue.refusal = refusal
         tried = len(notes) + len(settlements)
         if not refusal.whole_topic and tried > 1:
             # Halving makes progress, so it needs no backoff.
             self.put_back(topic, notes, settlements)
-            line.closed, line.size, line.due_at = True, max(1, tried // 2), now
+            queue.closed, queue.size, queue.due_at = True, max(1, tried // 2), now
             return []
         if not refusal.whole_topic:
-            return self._refused_alone(line, settlements, len(notes), now)
+            return self._refused_alone(queue, settlements, len(notes), now)
         self.put_back(topic, notes, settlements)
-        line.closed, line.size, line.failures = True, 1, line.failures + 1
-        line.due_at = now + max(backoff_s(line.failures), min(took_s * _RESTS_PER_COST, _LONGEST_REST_S))
-        if refusal.lasting and refusal.certain and line.failures >= _TRIES and now - line.since >= self.patience_s:
-            return self._give_up(line)
+        queue.closed, queue.size, queue.failures = True, 1, queue.failures + 1
+        queue.due_at = now + max(backoff_s(queue.failures), min(took_s * _RESTS_PER_COST, _LONGEST_REST_S))
+        if (
+            refusal.lasting
+            and refusal.certain
+            and queue.failures >= _TRIES
+            and now - queue.since >= self.refusal_timeout_s
+        ):
+            return self._give_up(queue)
         return []
 
     def move(self, source: str, topic: str) -> None:
         """Move settlements from the queue of ``source`` to that of ``topic`` if they go to both."""
-        line, other = self._lines.get(source), self._lines.get(topic)
-        if line is None or other is None or not other.closed:
+        queue, other = self._queues.get(source), self._queues.get(topic)
+        if queue is None or other is None or not other.closed:
             return
-        moving = [one for one in line.waiting if one.goes_to(topic)]
-        line.waiting = deque(one for one in line.waiting if not one.goes_to(topic))
+        moving = [one for one in queue.waiting if one.goes_to(topic)]
+        queue.waiting = deque(one for one in queue.waiting if not one.goes_to(topic))
         self._account(moving, -1)
         self._add(other.waiting, *moving)
 
@@ -212,14 +217,14 @@ class BlockedTopics:
         before = sum(self._sources.values())
         self.count, self.size_bytes = 0, 0
         self._sources.clear()
-        for topic, line in list(self._lines.items()):
-            line.waiting = deque(one for one in line.waiting if is_current(one.claim))
-            line.alone = deque(one for one in line.alone if is_current(one.claim))
-            self.count += len(line.notes)
-            self._account(line.settlements(), 1)
-            is_of_use = line.given_up and now < line.due_at + _LONGEST_REST_S and len(self._lines) <= _MAX_LINES
-            if not line and not is_of_use:
-                del self._lines[topic]
+        for topic, queue in list(self._queues.items()):
+            queue.waiting = deque(one for one in queue.waiting if is_current(one.claim))
+            queue.alone = deque(one for one in queue.alone if is_current(one.claim))
+            self.count += len(queue.notes)
+            self._account(queue.settlements(), 1)
+            is_of_use = queue.given_up and now < queue.due_at + _LONGEST_REST_S and len(self._queues) <= _MAX_LINES
+            if not queue and not is_of_use:
+                del self._queues[topic]
         self._replaced = {claim: times for claim, times in self._replaced.items() if is_current(claim)}
         return before - sum(self._sources.values())
 
@@ -232,10 +237,10 @@ class BlockedTopics:
         return max(0, self.size_bytes - self.max_bytes)
 
     def sources_held_up(self) -> frozenset[str]:
-        """Source topics to stop reading for now, because too much of them is parked.
+        """Source topics to stop reading for now, because too much of them is blocked.
 
-        Far below the bounds: a single source from 1/16 of ``max_count`` on; all sources with parked settlements once
-        2/16 of ``max_count`` or 1/16 of ``max_bytes`` is parked in all.
+        Far below the bounds: a single source from 1/16 of ``max_count`` on; all sources with blocked settlements once
+        2/16 of ``max_count`` or 1/16 of ``max_bytes`` is blocked in all.
         """
         part = self.max_count // _SOURCE_PART
         if self.count >= 2 * part or self.size_bytes >= self.max_bytes // _SOURCE_PART:
@@ -243,38 +248,38 @@ class BlockedTopics:
         return frozenset(source for source, count in self._sources.items() if count >= part)
 
     def _refused_alone(
-        self, line: BlockedTopic, settlements: Sequence[Settlement], notes: int, now: float
+        self, queue: BlockedTopic, settlements: Sequence[Settlement], notes: int, now: float
     ) -> list[Settlement]:
         """Replace or set aside a single record that was refused by a topic that may accept others."""
         self.dropped_notes += notes
         replacements = []
         for one in settlements:
-            instead = self._instead(one, line.topic, line.refusal.reason)
+            instead = self._instead(one, queue.topic, queue.refusal.reason)
             if instead is None:
-                self._add(line.alone, one)
+                self._add(queue.alone, one)
             else:
                 replacements.append(instead)
-        line.closed = bool(line.waiting or line.notes)
-        line.size, line.due_at = 1, now if line.closed else now + _ALONE_RETRY_S
-        if not line:
-            del self._lines[line.topic]
+        queue.closed = bool(queue.waiting or queue.notes)
+        queue.size, queue.due_at = 1, now if queue.closed else now + _ALONE_RETRY_S
+        if not queue:
+            del self._queues[queue.topic]
         return replacements
 
-    def _give_up(self, line: BlockedTopic) -> list[Settlement]:
-        line.given_up = True
-        self.dropped_notes += len(line.notes)
-        self.count -= len(line.notes)
-        line.notes.clear()
+    def _give_up(self, queue: BlockedTopic) -> list[Settlement]:
+        queue.given_up = True
+        self.dropped_notes += len(queue.notes)
+        self.count -= len(queue.notes)
+        queue.notes.clear()
         replacements = []
         kept: deque[Settlement] = deque()
-        for one in line.waiting:
-            instead = self._instead(one, line.topic, line.refusal.reason)
+        for one in queue.waiting:
+            instead = self._instead(one, queue.topic, queue.refusal.reason)
             if instead is None:
                 kept.append(one)
             else:
                 replacements.append(instead)
                 self._account((one,), -1)
-        line.waiting = kept
+        queue.waiting = kept
         return replacements
 
     def _instead(self, settlement: Settlement, topic: str, reason: str) -> Settlement | None:
@@ -299,13 +304,13 @@ class BlockedTopics:
             for one in settlements:
                 self._replaced.pop(one.claim, None)
 
-    def _closed_line(self, settlement: Settlement) -> BlockedTopic | None:
-        if not self._lines:
+    def _closed_queue(self, settlement: Settlement) -> BlockedTopic | None:
+        if not self._queues:
             return None
         for record in settlement.outputs:
-            line = self._lines.get(record.topic)
-            if line is not None and line.closed:
-                return line
+            queue = self._queues.get(record.topic)
+            if queue is not None and queue.closed:
+                return queue
         return None
 
     def _pick(self, waiting: deque[Settlement], limit: int, can_settle: Callable[[Claim], bool]) -> list[Settlement]:
@@ -333,12 +338,12 @@ class BlockedTopics:
             where.extend(settlements)
         self._account(settlements, 1)
 
-    def _add_notes(self, line: BlockedTopic, notes: Sequence[OutputRecord], *, front: bool = False) -> None:
+    def _add_notes(self, queue: BlockedTopic, notes: Sequence[OutputRecord], *, front: bool = False) -> None:
         self.count += len(notes)
         if front:
-            line.notes.extendleft(reversed(notes))
+            queue.notes.extendleft(reversed(notes))
         else:
-            line.notes.extend(notes)
+            queue.notes.extend(notes)
 
     def _account(self, settlements: Iterable[Settlement], sign: int) -> None:
         for one in settlements:

@@ -35,7 +35,7 @@ log = get_logger(__name__)
 MAX_TRANSACTION_METADATA_BYTES = 512 * 1024
 _INIT_TIMEOUT_S = 30.0
 _REFUSALS_BEFORE_HALVING = 3
-_REFUSALS_BEFORE_PARKING = 3
+_REFUSALS_BEFORE_BLOCKING = 3
 _RECHECK_S = 1.0
 _MAX_NEW_TOPICS = 32
 """Topics per transaction that must be looked up first: each costs a round trip."""
@@ -84,10 +84,10 @@ class TransactionLoop:
     max_records: int = 512
     max_bytes: int = 32 * 1024 * 1024
     """Bound of one transaction's outputs, so that it ends well within its timeout; a larger settlement goes alone."""
-    max_parked: int = 16_384
+    max_blocked: int = 16_384
     """Size of the retry queue beyond which its settlements count as pending. See ``sources_held_up``."""
-    max_parked_bytes: int = 256 * 1024 * 1024
-    patience_s: float = 2.0
+    max_blocked_bytes: int = 256 * 1024 * 1024
+    refusal_timeout_s: float = 2.0
     """How long a topic must have refused everything before the fallback is called."""
     hang_timeout_s: float = 15.0
     """A producer call that takes longer never returns: librdkafka's send_offsets_to_transaction ignores its timeout
@@ -106,7 +106,7 @@ class TransactionLoop:
     _failed: bool = False
     _positions_wanted: bool = False
     _size_limit: int = field(init=False)
-    _parked: BlockedTopics = field(init=False)
+    _blocked: BlockedTopics = field(init=False)
     _probe_from: float = 0.0
     """From when a probe may run although other work waits: other work gets as much time as probes do."""
     _revocations: int = 0
@@ -114,8 +114,8 @@ class TransactionLoop:
 
     def __post_init__(self) -> None:
         self._size_limit = self.max_records
-        self._parked = BlockedTopics(
-            self.max_parked, self.max_parked_bytes, self.patience_s, self.max_records, self.max_bytes
+        self._blocked = BlockedTopics(
+            self.max_blocked, self.max_blocked_bytes, self.refusal_timeout_s, self.max_records, self.max_bytes
         )
         self._watchdog = Watchdog(self.hang_timeout_s, self._hung)
         self._transactional = deque(TransactionalProducer(producer, self._watchdog) for producer in self.producers)
@@ -125,7 +125,7 @@ class TransactionLoop:
 
         Raises KafkaException when the broker does not answer within 30 s.
         """
-        self._parked.fallback = self.fallback
+        self._blocked.fallback = self.fallback
         for producer in self.producers:
             producer.init_transactions(_INIT_TIMEOUT_S)
         self._thread = threading.Thread(target=self._run, name="transactions", daemon=True)
@@ -158,32 +158,32 @@ class TransactionLoop:
     def pending_count(self) -> int:
         """Settlements and notes not yet committed, including the open transaction's. Callers apply backpressure by it.
 
-        The retry queue counts only beyond ``max_parked``: it must not stop the intake of all tenants. Callers bound it
+        The retry queue counts only beyond ``max_blocked``: it must not stop the intake of all tenants. Callers bound it
         by not reading ``sources_held_up``.
         """
-        return len(self._pending) + len(self._notes) + self._taken + self._parked.excess_count
+        return len(self._pending) + len(self._notes) + self._taken + self._blocked.excess_count
 
     @property
-    def parked_count(self) -> int:
-        return self._parked.count
+    def blocked_count(self) -> int:
+        return self._blocked.count
 
     @property
     def unsettled_count(self) -> int:
         """Everything handed over and not yet committed, wherever it waits."""
-        return len(self._pending) + len(self._notes) + self._taken + self._parked.count
+        return len(self._pending) + len(self._notes) + self._taken + self._blocked.count
 
     @property
     def pending_bytes(self) -> int:
-        """Output bytes of pending settlements, and of the retry queue beyond ``max_parked_bytes``; without those of the
-        open transaction."""
+        """Output bytes of pending settlements, and of the retry queue beyond ``max_blocked_bytes``; without those
+        of the open transaction."""
         with self._wake:
-            return sum(settlement.size_bytes for settlement in self._pending) + self._parked.excess_bytes
+            return sum(settlement.size_bytes for settlement in self._pending) + self._blocked.excess_bytes
 
     def sources_held_up(self) -> frozenset[str]:
         """Source topics with too many settlements in the retry queue, to be paused. Topics whose records pass are never
         included."""
         with self._wake:
-            return self._parked.sources_held_up()
+            return self._blocked.sources_held_up()
 
     @contextlib.contextmanager
     def between_transactions(self, timeout_s: float) -> Iterator[bool]:
@@ -259,27 +259,27 @@ class TransactionLoop:
         with self._wake:
             while not self._stopping and not self._failed:
                 now = monotonic()
-                self._look_after_parked(now)
+                self._drop_stale_blocked(now)
                 batch = self._take(now)
                 if batch is not None:
                     self._taken = len(batch.settlements) + len(batch.notes)
                     return batch
-                due_at = self._parked.due_at
+                due_at = self._blocked.due_at
                 self._wake.wait(None if due_at is None else min(max(due_at - now, 0.001), _RECHECK_S))
             return None
 
     def _take(self, now: float) -> TransactionBatch | None:
         """The next batch: a probe of a refused topic when one is due and other work had its time, else the oldest other
         work."""
-        metrics.PARKED_SETTLEMENTS.set(self._parked.count)
+        metrics.BLOCKED_SETTLEMENTS.set(self._blocked.count)
         has_others = bool(self._pending or self._notes or self._positions_wanted)
         if now >= self._probe_from or not has_others:
-            topic, notes, settlements = self._parked.probe(now, self.ownership.can_settle)
+            topic, notes, settlements = self._blocked.probe(now, self.ownership.can_settle)
             if topic:
                 return TransactionBatch(settlements, notes, topic)
         positions_wanted, self._positions_wanted = self._positions_wanted, False
         notes = [self._notes.popleft() for _ in range(min(len(self._notes), self._size_limit))]
-        notes = [note for note in notes if not self._parked.divert_note(note)]
+        notes = [note for note in notes if not self._blocked.divert_note(note)]
         settlements = self._oldest(now)
         return TransactionBatch(settlements, notes) if settlements or notes or positions_wanted else None
 
@@ -289,7 +289,7 @@ class TransactionLoop:
         new_topics: set[str] = set()
         size_bytes = 0
         while self._pending and len(settlements) < self._size_limit:
-            settlement = self._parked.divert(self._pending[0], now)
+            settlement = self._blocked.divert(self._pending[0], now)
             if settlement is not None:
                 size_bytes += settlement.size_bytes
                 new_topics.update(
@@ -302,13 +302,13 @@ class TransactionLoop:
             self._pending.popleft()
         return settlements
 
-    def _look_after_parked(self, now: float) -> None:
-        """Drop parked settlements of partitions that moved on: they are void."""
+    def _drop_stale_blocked(self, now: float) -> None:
+        """Drop blocked settlements of partitions that moved on: they are void."""
         revocations = self.ownership.revocations
-        if not self._parked or (now - self._looked_at < _RECHECK_S and revocations == self._revocations):
+        if not self._blocked or (now - self._looked_at < _RECHECK_S and revocations == self._revocations):
             return
         self._looked_at, self._revocations = now, revocations
-        gone = self._parked.keep(self.ownership.is_current, now)
+        gone = self._blocked.keep(self.ownership.is_current, now)
         metrics.STALE_SETTLEMENTS.inc(gone)
         self._wake.notify_all()
 
@@ -350,13 +350,13 @@ class TransactionLoop:
         with self._wake:
             to_blame = bool(refusal.topics) and (bool(batch.probed) or self._is_to_blame(batch, refusal, failures))
         if to_blame:
-            self._park(batch, refusal, took_s)
+            self._block(batch, refusal, took_s)
             return failures
         if batch.probed:
             with self._wake:
                 self._return_probe(batch)
                 if refusal.smaller:
-                    self._parked.smaller(batch.probed, len(settlements) // 2)
+                    self._blocked.smaller(batch.probed, len(settlements) // 2)
         else:
             with self._wake:
                 self._notes.extendleft(reversed(batch.notes))
@@ -377,12 +377,12 @@ class TransactionLoop:
         """Whether particular topics caused the refusal, as opposed to an outage, which fails all topics and passes."""
         if any(one.lasting for one in refusal.topics.values()):
             return True
-        if failures < _REFUSALS_BEFORE_PARKING:
+        if failures < _REFUSALS_BEFORE_BLOCKING:
             return False
         others = [*batch.settlements, *self._pending]
         return any(not any(out.topic in refusal.topics for out in one.outputs) for one in others)
 
-    def _park(self, batch: TransactionBatch, refusal: RefusedTransactionError, took_s: float) -> None:
+    def _block(self, batch: TransactionBatch, refusal: RefusedTransactionError, took_s: float) -> None:
         """Park what goes to the refusing topics; the rest is tried again at once, without it."""
         notes, settlements = batch.notes, self._current(batch.settlements)
         replacements: list[Settlement] = []
@@ -393,9 +393,9 @@ class TransactionLoop:
                 settlements = [one for one in settlements if not one.goes_to(topic)]
                 notes_of_it = [note for note in notes if note.topic == topic]
                 notes = [note for note in notes if note.topic != topic]
-                replacements += self._parked.refused(topic, reason, notes_of_it, of_it, now, took_s)
+                replacements += self._blocked.refused(topic, reason, notes_of_it, of_it, now, took_s)
                 if batch.probed and batch.probed != topic:
-                    self._parked.move(batch.probed, topic)
+                    self._blocked.move(batch.probed, topic)
             if batch.probed:
                 self._return_probe(TransactionBatch(settlements, notes, batch.probed))
                 self._probe_from = now + took_s
@@ -403,15 +403,15 @@ class TransactionLoop:
                 self._notes.extendleft(reversed(notes))
                 self._pending.extendleft(reversed(settlements))
             self._pending.extendleft(reversed(replacements))
-            metrics.NOTES_DROPPED.inc(self._parked.dropped_notes)
-            self._parked.dropped_notes = 0
+            metrics.NOTES_DROPPED.inc(self._blocked.dropped_notes)
+            self._blocked.dropped_notes = 0
             self._taken = 0
             self._wake.notify_all()
 
     def _return_probe(self, batch: TransactionBatch) -> None:
         current = self._current(batch.settlements)
         if current or batch.notes:
-            self._parked.put_back(batch.probed, batch.notes, current)
+            self._blocked.put_back(batch.probed, batch.notes, current)
         self._taken = 0
         self._wake.notify_all()
 
@@ -423,15 +423,15 @@ class TransactionLoop:
                 TransactionBatch([one for one in batch.settlements if one.claim not in done], [], batch.probed)
             )
             if committed or batch.notes:
-                self._parked.passed(batch.probed, now)
+                self._blocked.passed(batch.probed, now)
             else:
-                self._parked.rest(batch.probed, now + _RECHECK_S)
+                self._blocked.rest(batch.probed, now + _RECHECK_S)
             self._probe_from = now + (now - started)
         if committed:
             self._tell(committed)
 
     def _tell(self, committed: Sequence[Settlement]) -> None:
-        self._parked.committed(committed)
+        self._blocked.committed(committed)
         self.on_committed(committed)
 
     def _current(self, settlements: Sequence[Settlement]) -> list[Settlement]:

@@ -167,7 +167,7 @@ class CacheWriter:
         was_open = self._breaker.is_open
         self._breaker.failed(self._clock_ms(), self._chance())
         if self._breaker.is_open and not was_open:
-            log.warning("kept_answers_unavailable", error=error)
+            log.warning("cache_writer_unavailable", error=error)
 
 
 def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
@@ -183,7 +183,7 @@ def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
     return Entry(key.name, data)
 
 
-def kept_answers_for(settings: Settings) -> CacheWriter | None:
+def cache_writer_for(settings: Settings) -> CacheWriter | None:
     """The cache writer, not started; None without Redis. Raises ValueError for an invalid address."""
     if settings.redis_cache_url is None:
         return None

@@ -12,7 +12,7 @@ from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun, outcome_of
-from inference_consumers.results.retries import hand_back
+from inference_consumers.results.retries import requeued_item
 
 log = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class ResultWriter:
     def _settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
         tenant, model = work.item.tenant, work.item.request.model
         if isinstance(outcome, Failure):
-            returned = hand_back(work.item, outcome.code)
+            returned = requeued_item(work.item, outcome.code)
             if returned is not None:
                 settlement = self.answers.handed_back(work, returned, outcome.message, run)
                 metrics.HANDED_BACK.labels(tenant=tenant, model=model).inc()

@@ -23,7 +23,7 @@ from inference_consumers.engines.protocol import Failure, Problem
 MAX_HAND_BACKS = 1
 
 
-def hand_back(item: WorkItem, code: Code) -> WorkItem | None:
+def requeued_item(item: WorkItem, code: Code) -> WorkItem | None:
     """The item to hand back; None when its failure is its answer.
 
     Only what was too large for the engine's memory goes back, and only once: its dispatcher tries it again with less

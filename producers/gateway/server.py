@@ -117,9 +117,9 @@ def main() -> int:
         return 1
     health = HealthServer(gateway.readiness, settings.metrics_host, settings.metrics_port)
     health.start()
-    patience = ConnectionTimeouts()
+    timeouts = ConnectionTimeouts()
     most = _room_for(settings.gateway_max_connections)
-    connections = Connections(most, min(most, settings.gateway_max_connections_per_address), patience)
+    connections = Connections(most, min(most, settings.gateway_max_connections_per_address), timeouts)
     config = uvicorn.Config(
         gateway.app,
         host=settings.gateway_host,
@@ -134,7 +134,7 @@ def main() -> int:
         server_header=False,
         headers=DEFAULT_HEADERS,
         proxy_headers=False,
-        timeout_keep_alive=round(patience.idle_s),
+        timeout_keep_alive=round(timeouts.idle_s),
         timeout_graceful_shutdown=_GRACE_S,
     )
     server = GatewayServer(config, gateway, settings.drain_timeout_s)

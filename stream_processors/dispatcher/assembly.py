@@ -53,7 +53,7 @@ def assemble(
     redis: "tuple[Redis, RedisAvailability] | None",
     retriever: Retriever,
     histories: HistoryReader,
-    answer_lookup: CacheLookup,
+    cache_lookup: CacheLookup,
     clock: ClockMs,
 ) -> Dispatcher:
     """Build everything between the request stream and the transaction loop. ``redis`` stores quotas and accepted
@@ -84,7 +84,7 @@ def assemble(
     invalid_records = InvalidRecordLimiter(settings.max_invalid_records_per_s)
     buffer, schemas = IntakeBuffer(transactions), SchemaWaitQueue(codec)
     intake = IntakeStage(ownership, transactions, classifier, buffer, invalid_records, schemas, clock, wake)
-    response_cache = ResponseCacheStage(answer_lookup, inbox, registry, output, deliverable)
+    response_cache = ResponseCacheStage(cache_lookup, inbox, registry, output, deliverable)
     deduplication = DeduplicationStage(ownership, archive, inbox, scheduler, response_cache, output)
     # One tenant's slow searches leave permits for the others.
     most = settings.retrieval_max_concurrency

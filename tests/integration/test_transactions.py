@@ -320,7 +320,7 @@ def test_records_for_a_missing_topic_delay_no_others_and_are_written_when_it_is_
     # One after another for ten seconds: a machine that does something else for one of them delays no more than a tenth.
     nearly_all_s = sorted(latencies_s)[round(0.9 * len(latencies_s))]
     assert nearly_all_s < 1.5, "less than librdkafka takes to give up a topic"
-    assert worker.loop.parked_count == len(bad)
+    assert worker.loop.blocked_count == len(bad)
     pool.admin.create_topics([NewTopic(gone, 1, 1)])[gone].result(20)
     assert worker.loop.drain(60)
     assert pool.outputs(gone) == pool.expected(bad)

@@ -78,8 +78,8 @@ class Inflow:
         stage: what the client is expected to send next.
     """
 
-    def __init__(self, patience: ConnectionTimeouts, now_s: float) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: ConnectionTimeouts, now_s: float) -> None:
+        self._timeouts = timeouts
         self.enter(ReceiveStage.HEAD, now_s)
 
     def enter(self, stage: ReceiveStage, now_s: float) -> None:
@@ -93,19 +93,19 @@ class Inflow:
 
     def late(self, now_s: float, *, is_paused: bool) -> CloseReason | None:
         """Why to stop waiting, or None. ``is_paused``: the gateway itself has paused reading."""
-        waited_s, patience = now_s - self._since_s, self._patience
+        waited_s, timeouts = now_s - self._since_s, self._timeouts
         if is_paused and self.stage in (ReceiveStage.HEAD, ReceiveStage.BODY):
             self.enter(self.stage, now_s)
         elif self.stage is ReceiveStage.BODY:
-            if waited_s >= patience.span_s:
-                if self._bytes < patience.span_s * patience.bytes_per_s:
+            if waited_s >= timeouts.span_s:
+                if self._bytes < timeouts.span_s * timeouts.bytes_per_s:
                     return CloseReason.SLOW_BODY
                 self.enter(ReceiveStage.BODY, now_s)
-        elif self.stage is ReceiveStage.HEAD and waited_s >= patience.head_s:
+        elif self.stage is ReceiveStage.HEAD and waited_s >= timeouts.head_s:
             return CloseReason.SLOW_HEAD
-        elif self.stage is ReceiveStage.LEFTOVER and waited_s >= patience.head_s:
+        elif self.stage is ReceiveStage.LEFTOVER and waited_s >= timeouts.head_s:
             return CloseReason.UNREAD_BODY
-        elif self.stage is ReceiveStage.IDLE and waited_s >= patience.idle_s:
+        elif self.stage is ReceiveStage.IDLE and waited_s >= timeouts.idle_s:
             return CloseReason.IDLE
         return None
 
@@ -113,8 +113,8 @@ class Inflow:
 class Outflow:
     """Rate at which the peer takes written data."""
 
-    def __init__(self, patience: ConnectionTimeouts) -> None:
-        self._patience = patience
+    def __init__(self, timeouts: ConnectionTimeouts) -> None:
+        self._timeouts = timeouts
         self._span: tuple[float, int, int] | None = None
         """Start of the span, with the bytes taken and not taken at that time."""
 
@@ -128,9 +128,9 @@ class Outflow:
             self._span = now_s, taken_bytes, untaken_bytes
         else:
             since_s, taken_before, owed_bytes = self._span
-            patience = self._patience
-            if now_s - since_s >= patience.taken_span_s:
-                if taken_bytes - taken_before < min(owed_bytes, patience.taken_span_s * patience.bytes_per_s):
+            timeouts = self._timeouts
+            if now_s - since_s >= timeouts.taken_span_s:
+                if taken_bytes - taken_before < min(owed_bytes, timeouts.taken_span_s * timeouts.bytes_per_s):
                     return True
                 self._span = now_s, taken_bytes, untaken_bytes
         return False
@@ -194,8 +194,8 @@ Late = Callable[[float], CloseReason | None]
 class Connections:
     """A limit on all connections, and one per address or /64 network of IPv6. For one event loop."""
 
-    def __init__(self, most: int, most_of_address: int, patience: ConnectionTimeouts | None = None) -> None:
-        self.patience = patience or ConnectionTimeouts()
+    def __init__(self, most: int, most_of_address: int, timeouts: ConnectionTimeouts | None = None) -> None:
+        self.timeouts = timeouts or ConnectionTimeouts()
         self._most = most
         self._most_of_address = most_of_address
         self._of_address: Counter[str] = Counter()
@@ -229,7 +229,7 @@ class Connection:
 
     Attributes:
         transport: for all writes, which it counts.
-        patience: timeouts of the connection.
+        timeouts: timeouts of the connection.
         refused: why it was not admitted; None if it was.
         late: returns why to close the connection, or None; called at every check.
     """
@@ -238,16 +238,16 @@ class Connection:
         self, connections: Connections, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop, late: Late
     ) -> None:
         self.transport = CountedTransport(transport)
-        self.patience = connections.patience
+        self.timeouts = connections.timeouts
         self.late = late
         self._connections = connections
         self._loop = loop
-        self._outflow = Outflow(self.patience)
+        self._outflow = Outflow(self.timeouts)
         self._address = address_of(transport.get_extra_info("peername"))
         self.refused = connections.enter(self._address)
         if self.refused is not None:
             count(self.refused)
-        self._timer = loop.call_later(self.patience.look_s, self._look)
+        self._timer = loop.call_later(self.timeouts.look_s, self._look)
 
     def lost(self) -> None:
         """End the checks and release the connection."""
@@ -265,7 +265,7 @@ class Connection:
         if not transport.is_closing() and (why := self.late(now_s)) is not None:
             count(why)
             transport.close()
-        self._timer = self._loop.call_later(self.patience.look_s, self._look)
+        self._timer = self._loop.call_later(self.timeouts.look_s, self._look)
 
 
 _UNCHANGED: Final = (

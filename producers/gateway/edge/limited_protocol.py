@@ -89,7 +89,7 @@ class LimitedProtocol(HttpToolsProtocol):
         """The call being answered, which need not be the last received."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as the base class has it
-        self._inflow = Inflow(self._connections.patience, self.loop.time())
+        self._inflow = Inflow(self._connections.timeouts, self.loop.time())
         self._connection = Connection(self._connections, transport, self.loop, self._late)
         super().connection_made(self._connection.transport)
         self.transport: CountedTransport = self._connection.transport

@@ -121,9 +121,9 @@ class Lookups(Generic[ValueT]):
             self._begin(name, ask, now_ms, counted_for)
         talk, begun_at_ms = self._talks[name]
         known = self._recent.within(name, now_ms, self._grace_ms)
-        patience_s = None if known is None else max(0, begun_at_ms + STALE_WAIT_MS - now_ms) / 1_000
+        wait_s = None if known is None else max(0, begun_at_ms + STALE_WAIT_MS - now_ms) / 1_000
         # Cancelling one waiter does not cancel the lookup: others may wait for it.
-        await asyncio.wait((talk,), timeout=patience_s)
+        await asyncio.wait((talk,), timeout=wait_s)
         if not talk.done() and known is not None:
             return known
         try:

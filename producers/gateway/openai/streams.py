@@ -110,11 +110,11 @@ class Deltas:
         self._deltas = waiting.deltas(wait_s)
         self._coming: asyncio.Task[TextDelta | None] | None = None
 
-    async def next(self, patience_s: float) -> TextDelta | None:
-        """The next delta, ``SILENCE`` after ``patience_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
+    async def next(self, silence_s: float) -> TextDelta | None:
+        """The next delta, ``SILENCE`` after ``silence_s``, or None at the end. Raises TimeoutError: see ``wait_s``."""
         if self._coming is None:
             self._coming = asyncio.ensure_future(anext(self._deltas, None))
-        done, _ = await asyncio.wait((self._coming,), timeout=patience_s)
+        done, _ = await asyncio.wait((self._coming,), timeout=silence_s)
         if not done:
             return SILENCE
         coming, self._coming = self._coming, None

@@ -7,7 +7,7 @@ import pytest
 from confluent_kafka import KafkaError
 
 from fairlane.client import group_member
-from fairlane.client.group_member import GroupMember, OnUndecodable, SerialCalls, UndecodableReply
+from fairlane.client.group_member import GroupMember, OnUndecodable, SerialExecutor, UndecodableReply
 from fairlane.errors import Unavailable
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
@@ -176,7 +176,7 @@ def test_a_group_that_does_not_say_where_it_left_off_ends_the_iteration(
 
 
 def test_blocking_calls_are_made_one_after_the_other() -> None:
-    sequence = SerialCalls()
+    sequence = SerialExecutor()
     gate = threading.Event()
     order: list[int] = []
 

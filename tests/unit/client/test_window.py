@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.client.window import PlaceInLine, Window
+from fairlane.client.window import Waiter, Window
 from fairlane.errors import ClientClosed
 from tests.kit.waiting import eventually
 
@@ -39,7 +39,7 @@ def test_a_request_above_the_byte_bound_passes_when_nothing_else_is_buffered() -
 def test_first_come_first_served_even_if_the_first_needs_more() -> None:
     window = Window(max_in_flight=9, max_buffered_bytes=10)
     assert window.try_acquire(8)
-    large, small = window.enter_line(9, nothing), window.enter_line(1, nothing)
+    large, small = window.enqueue(9, nothing), window.enqueue(1, nothing)
     assert not small.granted
     assert not window.try_acquire(1), "nobody overtakes the line"
     window.release(buffered_bytes=8)
@@ -71,10 +71,10 @@ def test_a_wait_that_takes_too_long_leaves_the_line() -> None:
 def test_who_leaves_after_being_granted_passes_it_on() -> None:
     window = Window(max_in_flight=1, max_buffered_bytes=10)
     assert window.try_acquire(1)
-    first, second = window.enter_line(1, nothing), window.enter_line(2, nothing)
+    first, second = window.enqueue(1, nothing), window.enqueue(2, nothing)
     window.release(requests=1, buffered_bytes=1)
     assert first.granted
-    window.leave_line(first)
+    window.dequeue(first)
     assert second.granted
     assert (window.in_flight, window.buffered_bytes) == (1, 2)
 
@@ -111,7 +111,7 @@ def test_whatever_happens_the_bounds_hold_and_nothing_is_lost(
     steps: list[tuple[str, int]], max_in_flight: int, max_buffered_bytes: int
 ) -> None:
     window = Window(max_in_flight, max_buffered_bytes)
-    waiting: list[PlaceInLine] = []
+    waiting: list[Waiter] = []
     unanswered = 0
     unpublished: list[int] = []
 
@@ -127,9 +127,9 @@ def test_whatever_happens_the_bounds_hold_and_nothing_is_lost(
             unanswered += 1
             unpublished.append(number)
         elif step == "line":
-            waiting.append(window.enter_line(number, nothing))
+            waiting.append(window.enqueue(number, nothing))
         elif step == "leave" and waiting:
-            window.leave_line(waiting.pop(number % len(waiting)))
+            window.dequeue(waiting.pop(number % len(waiting)))
         elif step == "answer" and unanswered:
             unanswered -= 1
             window.release(requests=1)
@@ -141,6 +141,6 @@ def test_whatever_happens_the_bounds_hold_and_nothing_is_lost(
         assert sum(unpublished) <= max_buffered_bytes or sum(1 for size in unpublished if size) == 1
 
     for ticket in waiting:
-        window.leave_line(ticket)
+        window.dequeue(ticket)
     window.release(requests=unanswered, buffered_bytes=sum(unpublished))
     assert (window.in_flight, window.buffered_bytes) == (0, 0)

@@ -16,7 +16,7 @@ from fairlane.records import ConversationTurn, HistoryUse, InferenceReply, Messa
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import MOST_ENTRY_BYTES, unseal
 from fairlane_server.caching.responses import decode_answer, response_key
-from inference_consumers.results.cache_writer import CacheWriter, CacheWriterLimits, entry_of, kept_answers_for
+from inference_consumers.results.cache_writer import CacheWriter, CacheWriterLimits, cache_writer_for, entry_of
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.waiting import eventually
 
@@ -237,8 +237,8 @@ def test_a_redis_that_keeps_nothing_is_left_alone_for_a_while(trouble: str) -> N
 
 
 def test_without_a_redis_nothing_is_kept() -> None:
-    assert kept_answers_for(Settings()) is None
-    made = kept_answers_for(Settings(redis_cache_url=SecretStr("redis://127.0.0.1:1/0")))
+    assert cache_writer_for(Settings()) is None
+    made = cache_writer_for(Settings(redis_cache_url=SecretStr("redis://127.0.0.1:1/0")))
     assert made is not None
     made.close(1)
 

@@ -27,7 +27,7 @@ from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.micro_batch import ReceivedWork
 from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun
-from inference_consumers.results.retries import hand_back
+from inference_consumers.results.retries import requeued_item
 from tests.kit.finished_item import ITEM, SECRET
 
 CODEC = default_codec()
@@ -180,7 +180,7 @@ def test_a_turn_that_makes_the_reply_too_large_is_left_out() -> None:
 
 
 def handed_back(work: ReceivedWork = WORK) -> Settlement:
-    returned = hand_back(work.item, Code.OVERLOADED)
+    returned = requeued_item(work.item, Code.OVERLOADED)
     assert returned is not None
     return WRITER.handed_back(work, returned, "no memory", RUN)
 

@@ -19,7 +19,7 @@ from fairlane.records import (
 from fairlane_server.caching.responses import response_key
 from stream_processors.dispatcher.deduplication.duplicates import RecentResult
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, PARTITION, Bench
-from tests.kit.earlier_answers_kit import (
+from tests.kit.response_cache_kit import (
     ANSWER,
     asking,
     bytes_of,

@@ -15,7 +15,7 @@ from fairlane.records import (
 )
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
 from tests.kit.dispatcher_bench import PARTITION, Bench
-from tests.kit.earlier_answers_kit import (
+from tests.kit.response_cache_kit import (
     answered_once,
     answers_of,
     asking,

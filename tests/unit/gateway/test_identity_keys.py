@@ -331,7 +331,7 @@ def test_who_has_an_older_answer_does_not_wait_for_a_slow_store() -> None:
         await verifier.verify(key.text)
         store.go_on.clear()
         clock.now_ms += FRESH_MS
-        # Nothing but the caller's patience ends this: the store does not answer.
+        # Nothing but the caller's timeout ends this: the store does not answer.
         assert (await verifier.verify(key.text)).tenant == "acme"
         waiting = asyncio.create_task(verifier.verify(stranger.text))
         await eventually_async(lambda: store.asked == 3)

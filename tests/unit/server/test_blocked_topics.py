@@ -1,4 +1,4 @@
-"""The lines of refused topics lose nothing, repeat nothing and count what they hold."""
+"""The queues of refused topics lose nothing, repeat nothing and count what they hold."""
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -25,7 +25,7 @@ def test_whatever_is_handed_over_is_parked_or_taken_once(data: st.DataObject) ->
     def dead(one: Settlement, _reason: str) -> Settlement:
         return Settlement(one.claim, (_record("c"),)) if one.outputs[0].topic == "b" else one
 
-    parked = BlockedTopics(10, 100, 0.0, 8, 1_000, dead)
+    blocked = BlockedTopics(10, 100, 0.0, 8, 1_000, dead)
     outside: dict[Claim, Settlement] = {}
     """What a caller would have as pending."""
     done: set[Claim] = set()
@@ -39,16 +39,16 @@ def test_whatever_is_handed_over_is_parked_or_taken_once(data: st.DataObject) ->
             topics = data.draw(st.lists(st.sampled_from(TOPICS), max_size=2, unique=True))
             one = settlement(made, tuple(topics))
             made += 1
-            passed = parked.divert(one, now)
+            passed = blocked.divert(one, now)
             if passed is not None:
                 outside[passed.claim] = passed
         elif step == "refuse":
             topic, reason = data.draw(st.sampled_from(TOPICS)), data.draw(st.sampled_from(REASONS))
             tried = [outside.pop(one.claim) for one in list(outside.values()) if one.goes_to(topic)]
-            for one in parked.refused(topic, reason, (), tried, now, 0.0):
+            for one in blocked.refused(topic, reason, (), tried, now, 0.0):
                 outside[one.claim] = one
         elif step == "probe":
-            topic, notes, tried = parked.probe(now, lambda claim: claim not in done)
+            topic, notes, tried = blocked.probe(now, lambda claim: claim not in done)
             assert not notes
             if not topic:
                 continue
@@ -56,23 +56,25 @@ def test_whatever_is_handed_over_is_parked_or_taken_once(data: st.DataObject) ->
             outcome = data.draw(st.sampled_from(("passed", "refused", "put back")))
             if outcome == "passed":
                 done.update(one.claim for one in tried)
-                parked.passed(topic, now)
-                parked.committed(tried)
+                blocked.passed(topic, now)
+                blocked.committed(tried)
             elif outcome == "refused":
-                for one in parked.refused(topic, data.draw(st.sampled_from(REASONS)), (), tried, now, 0.0):
+                for one in blocked.refused(topic, data.draw(st.sampled_from(REASONS)), (), tried, now, 0.0):
                     outside[one.claim] = one
             else:
-                parked.put_back(topic, (), tried)
+                blocked.put_back(topic, (), tried)
         else:
             gone = data.draw(st.integers(0, 2))
-            waiting = {one.claim for line in parked._lines.values() for one in line.settlements()}
+            waiting = {one.claim for queue in blocked._queues.values() for one in queue.settlements()}
             of_gone = {claim for claim in waiting if claim.partition.topic == f"source-{gone}"}
-            assert parked.keep(lambda claim, of_gone=of_gone: claim not in of_gone, now) == len(of_gone)  # type: ignore[misc]
+            assert blocked.keep(lambda claim, of_gone=of_gone: claim not in of_gone, now) == len(of_gone)  # type: ignore[misc]
             void |= of_gone
-        held = [one.claim for line in parked._lines.values() for one in line.settlements()]
-        assert len(held) == len(set(held)) == parked.count
-        assert parked.size_bytes == sum(one.size_bytes for line in parked._lines.values() for one in line.settlements())
+        held = [one.claim for queue in blocked._queues.values() for one in queue.settlements()]
+        assert len(held) == len(set(held)) == blocked.count
+        assert blocked.size_bytes == sum(
+            one.size_bytes for queue in blocked._queues.values() for one in queue.settlements()
+        )
         everything = [*held, *outside, *done, *void]
         assert sorted(claim.offset for claim in everything) == list(range(made))
-        assert sum(parked._sources.values()) == parked.count
-        assert all(topic in TOPICS for topic in parked._lines)
+        assert sum(blocked._sources.values()) == blocked.count
+        assert all(topic in TOPICS for topic in blocked._queues)

@@ -237,7 +237,7 @@ def test_a_record_that_is_refused_at_once_names_its_topic_as_well(bench: Bench) 
         replaced.append(reason)
         return settlement
 
-    loop = bench.loop(fallback=fallback, patience_s=0.0)
+    loop = bench.loop(fallback=fallback, refusal_timeout_s=0.0)
     loop.submit_many(bench.settlements(0))
     loop.start()
     assert loop.drain(60)

@@ -81,7 +81,7 @@ def test_64_records_for_a_missing_topic_delay_no_good_one(
     loop.start()
     stream.run(loop.submit, lambda: True, 300)
     assert stream.nearly_longest_s() < LATENCY_BOUND_S
-    assert loop.parked_count == 64
+    assert loop.blocked_count == 64
     assert loop.pending_count == 0, "the others may go on reading"
     assert not bench.fatal
 
@@ -89,11 +89,11 @@ def test_64_records_for_a_missing_topic_delay_no_good_one(
 def test_200_refusals_to_one_missing_reply_topic_are_replaced_and_delay_no_good_one(bench: Bench) -> None:
     bench.producer.missing["replies.acme"] = MISSING
     stream = Stream(bench)
-    loop = bench.loop(fallback=dead_letter, patience_s=0.3)
+    loop = bench.loop(fallback=dead_letter, refusal_timeout_s=0.3)
     loop.on_committed = stream.told
     loop.submit_many(bench.settlements(*range(200), topic="replies.acme"))
     loop.start()
-    stream.run(loop.submit, lambda: not loop.parked_count)
+    stream.run(loop.submit, lambda: not loop.blocked_count)
     assert stream.nearly_longest_s() < LATENCY_BOUND_S
     assert loop.drain(60)
     dead = [value for one in bench.producer.committed for topic, value in one.records if topic == "dead"]
@@ -109,9 +109,9 @@ def test_when_a_topic_appears_everything_parked_is_written_in_order(bench: Bench
     loop = bench.loop()
     loop.submit_many(bench.settlements(*range(40), topic="gone"))
     loop.start()
-    eventually(lambda: loop.parked_count == 40)
+    eventually(lambda: loop.blocked_count == 40)
     loop.submit_many(bench.settlements(*range(40, 60), topic="gone"))
-    eventually(lambda: loop.parked_count == 60)
+    eventually(lambda: loop.blocked_count == 60)
     assert bench.producer.begun == 0, "what is missing costs no transaction"
     bench.producer.missing.clear()
     assert loop.drain(60)
@@ -136,7 +136,7 @@ def test_a_topic_that_refuses_some_records_takes_the_others(bench: Bench, bad: s
     loop = bench.loop()
     loop.submit_many([*bench.settlements(*range(40), topic="small"), *bench.settlements(*range(10), partition=OTHER)])
     loop.start()
-    eventually(lambda: len(bench.producer.values) == 50 - len(bad) and loop.parked_count == len(bad))
+    eventually(lambda: len(bench.producer.values) == 50 - len(bad) and loop.blocked_count == len(bad))
     written = [value for one in bench.producer.committed for topic, value in one.records if topic == "small"]
     assert written == [b"%d" % offset for offset in range(40) if offset not in bad]
     late = bench.settlements(100, topic="small")
@@ -151,7 +151,7 @@ def test_what_is_parked_of_a_revoked_partition_is_dropped(bench: Bench) -> None:
         [*bench.settlements(*range(5), topic="gone"), *bench.settlements(*range(3), topic="gone", partition=OTHER)]
     )
     loop.start()
-    eventually(lambda: loop.parked_count == 8)
+    eventually(lambda: loop.blocked_count == 8)
     bench.ownership.revoke([WORK])
     eventually(lambda: loop.unsettled_count == 3)
     bench.producer.missing.clear()
@@ -174,7 +174,7 @@ def test_stop_leaves_what_is_parked_undone(bench: Bench) -> None:
     bench.producer.missing["gone"] = MISSING
     loop = bench.started()
     loop.submit_many(bench.settlements(0, topic="gone"))
-    eventually(lambda: loop.parked_count == 1)
+    eventually(lambda: loop.blocked_count == 1)
     assert not loop.drain(0.05)
     loop.stop(5)
     assert bench.producer.committed == []
@@ -183,16 +183,16 @@ def test_stop_leaves_what_is_parked_undone(bench: Bench) -> None:
 
 def test_memory_is_bounded_by_whose_records_are_refused(bench: Bench) -> None:
     bench.producer.missing["gone"] = MISSING
-    loop = bench.started(max_parked=160)
+    loop = bench.started(max_blocked=160)
     loop.submit_many(bench.settlements(*range(9), topic="gone"))
-    eventually(lambda: loop.parked_count == 9)
+    eventually(lambda: loop.blocked_count == 9)
     assert loop.sources_held_up() == frozenset()
     loop.submit_many(bench.settlements(9, topic="gone"))
     loop.submit_many(bench.settlements(0, topic="gone", partition=NEIGHBOUR))
-    eventually(lambda: loop.parked_count == 11)
-    assert loop.sources_held_up() == {"work"}, "the neighbour has hardly anything parked"
+    eventually(lambda: loop.blocked_count == 11)
+    assert loop.sources_held_up() == {"work"}, "the neighbour has hardly anything blocked"
     loop.submit_many(bench.settlements(*range(10, 170), topic="gone"))
-    eventually(lambda: loop.parked_count == 171)
+    eventually(lambda: loop.blocked_count == 171)
     assert loop.sources_held_up() == {"work", "neighbour"}, "together they have too much"
     assert loop.pending_count == 171 - 160, "beyond the bound it counts as pending, for those who read on all the same"
     bench.producer.missing.clear()
@@ -203,10 +203,10 @@ def test_memory_is_bounded_by_whose_records_are_refused(bench: Bench) -> None:
 
 def test_parked_bytes_are_bounded_as_well(bench: Bench) -> None:
     bench.producer.missing["gone"] = MISSING
-    loop = bench.started(max_parked_bytes=1_000)
+    loop = bench.started(max_blocked_bytes=1_000)
     (one,) = bench.settlements(0)
     loop.submit(Settlement(one.claim, (OutputRecord("gone", None, bytes(1_500)),)))
-    eventually(lambda: loop.parked_count == 1)
+    eventually(lambda: loop.blocked_count == 1)
     assert loop.pending_bytes == 500
     assert loop.sources_held_up() == {"work"}
 
@@ -221,7 +221,7 @@ def test_a_topic_that_was_not_let_into_the_transaction_is_found_among_the_new_on
             bench.producer.then("commit", denied)
 
     bench.producer.before_delivery = deliver
-    loop = bench.loop(fallback=dead_letter, patience_s=0.0)
+    loop = bench.loop(fallback=dead_letter, refusal_timeout_s=0.0)
     loop.submit_many(
         [*bench.settlements(0), *bench.settlements(1, topic="denied"), *bench.settlements(2, topic="replies.acme")]
     )
@@ -240,10 +240,10 @@ def test_a_chain_of_replacements_ends(bench: Bench) -> None:
         topic = "b" if settlement.outputs[0].topic == "a" else "a"
         return Settlement(settlement.claim, (OutputRecord(topic, None, b"x"),))
 
-    loop = bench.loop(fallback=back_and_forth, patience_s=0.0)
+    loop = bench.loop(fallback=back_and_forth, refusal_timeout_s=0.0)
     loop.submit_many(bench.settlements(0, topic="a"))
     loop.start()
-    eventually(lambda: len(loop._parked._replaced) == 1)
+    eventually(lambda: len(loop._blocked._replaced) == 1)
     loop.submit_many(bench.settlements(1))
     eventually(lambda: bench.producer.values == [b"1"])
     bench.producer.missing.clear()
@@ -252,7 +252,7 @@ def test_a_chain_of_replacements_ends(bench: Bench) -> None:
 
 def test_one_topic_whose_leader_is_away_holds_up_nobody_and_is_never_replaced(bench: Bench) -> None:
     bench.producer.refused["away"] = KafkaError._MSG_TIMED_OUT
-    loop = bench.loop(fallback=dead_letter, patience_s=0.0)
+    loop = bench.loop(fallback=dead_letter, refusal_timeout_s=0.0)
     loop.submit_many([*bench.settlements(0, topic="away"), *bench.settlements(1, 2)])
     loop.start()
     eventually(lambda: bench.producer.values == [b"1", b"2"])

@@ -19,7 +19,7 @@ from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, decode_answer, response_key
 from fairlane_server.redis.cache import LookUpResult, RedisCache
-from inference_consumers.results.cache_writer import TIMEOUT_S, CacheWriter, kept_answers_for
+from inference_consumers.results.cache_writer import TIMEOUT_S, CacheWriter, cache_writer_for
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.own_redis import OwnRedis
 from tests.kit.pipeline import Pipeline
@@ -35,7 +35,7 @@ PATIENT_S = 10.0
 @contextmanager
 def keeping(redis_url: str) -> Iterator[CacheWriter]:
     """A consumer's part of it, as the consumer makes it."""
-    kept = kept_answers_for(Settings(redis_cache_url=SecretStr(redis_url), cache_ttl_s=TTL_S))
+    kept = cache_writer_for(Settings(redis_cache_url=SecretStr(redis_url), cache_ttl_s=TTL_S))
     assert kept is not None
     kept.start()
     try:

@@ -63,8 +63,8 @@ class BlockedTopic:
 class BlockedTopics:
     """The queues of all refused topics. Not thread-safe.
 
-    ``refusal_timeout_s`` is how long a topic must have refused everything before its waiting settlements are replaced: a
-    new topic is not known to all brokers at once.
+    ``refusal_timeout_s`` is how long a topic must have refused everything before its waiting settlements are replaced:
+    a new topic is not known to all brokers at once.
     """
 
     max_count: int

@@ -35,9 +35,10 @@ from fairlane.records import (
     SourceCoordinate,
     UsageEvent,
 )
-from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
+from inference_consumers.batching.batch_size import BatchLimits
+from inference_consumers.batching.micro_batch import MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome, Outcomes, RunCost, Success
+from inference_consumers.engines.protocol import Engine, EngineItem, EngineSpec, ItemOutcome, Outcomes, RunCost, Success
 from inference_consumers.engines.registry import create_engine
 from stream_processors.dispatcher.scheduling.cost import CostModel
 
@@ -238,7 +239,7 @@ def run(requests: int = REQUESTS) -> Result:
     model = next(one for one in load_models(Path("deploy/models.yaml")) if one.model == _MODEL)
     # A padded row is longer than it is, which the engine cannot know.
     roomy = replace(model, max_context_tokens=2 * model.max_context_tokens)
-    engine = create_engine(roomy, _MODELS_DIR, 0, device=os.environ.get("DEVICE", "auto"))
+    engine = create_engine(EngineSpec(roomy, str(_MODELS_DIR), device=os.environ.get("DEVICE", "auto")))
     engine.load()
     prompts = Prompts(_MODELS_DIR / model.path)
     made = draw_requests(model, prompts, requests, seed=1)

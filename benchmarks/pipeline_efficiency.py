@@ -29,7 +29,7 @@ from deploy.local.services import Service
 from fairlane.models import load_models
 from fairlane.records import InferenceRequest, ModelVersion, Parameters, RequestInput
 from fairlane.settings import Settings
-from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
+from inference_consumers.engines.protocol import Engine, EngineItem, EngineSpec, Outcomes
 from inference_consumers.engines.registry import create_engine
 
 NAME = "pipeline-efficiency"
@@ -69,7 +69,7 @@ Part = tuple[tuple[Figure, ...], tuple[dict[str, float], ...]]
 
 def _run_torch() -> Part:
     model = shipped_model()
-    engine = create_engine(model, _MODELS_DIR, 0, device=os.environ.get("DEVICE", "auto"))
+    engine = create_engine(EngineSpec(model, str(_MODELS_DIR), device=os.environ.get("DEVICE", "auto")))
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     with (
         cluster(_services(model), tenants=tenants) as running,

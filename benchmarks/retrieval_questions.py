@@ -29,7 +29,7 @@ from fairlane_server.retrieval.documents.document import ParsedDocument
 from fairlane_server.retrieval.embedder import Embedder, FloatArray
 from fairlane_server.retrieval.static_embedder import StaticEmbedder
 from fairlane_server.retrieval.store import NewDocument, NewPassage
-from inference_consumers.engines.protocol import Engine, EngineItem, Success, run_batch
+from inference_consumers.engines.protocol import Engine, EngineItem, EngineSpec, Success, run_batch
 from inference_consumers.engines.registry import create_engine
 
 QUESTIONS_FILE = Path(__file__).parent / "data/stdlib_questions.yaml"
@@ -249,7 +249,7 @@ async def _measured(name: str, embed: Embed, embed_query: EmbedQuery) -> Measure
 
 def _encoder(models_dir: Path) -> Engine:
     [model] = [model for model in load_models(Path("deploy/models.yaml")) if model.model == ENCODER]
-    engine = create_engine(model, models_dir, 0, device="cpu")
+    engine = create_engine(EngineSpec(model, str(models_dir), device="cpu"))
     engine.load()
     return engine
 

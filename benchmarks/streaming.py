@@ -15,7 +15,7 @@ from deploy.local.services import Service
 from fairlane import Client
 from fairlane.models import load_models
 from fairlane.records import Parameters, RequestInput
-from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
+from inference_consumers.engines.protocol import Engine, EngineItem, EngineSpec, Outcomes
 from inference_consumers.engines.registry import create_engine
 
 NAME = "streaming"
@@ -41,7 +41,7 @@ class _FirstText(Outcomes):
 def run() -> Result:
     """Three repetitions; in each the difference of the medians over the same prompts."""
     [model] = [one for one in load_models(Path("deploy/models.yaml")) if one.model == _MODEL]
-    engine = create_engine(model, Path(".fairlane/models"), 0, device=os.environ.get("DEVICE", "auto"))
+    engine = create_engine(EngineSpec(model, ".fairlane/models", device=os.environ.get("DEVICE", "auto")))
     services = [
         Service("dispatcher-1", ("-m", "stream_processors.dispatcher")),
         Service("consumer-1", ("-m", "inference_consumers", "--pool", model.pool)),

@@ -102,10 +102,6 @@ class Shape:
     def padded_tokens(self) -> int:
         return self.cost_tokens + self.padding_tokens
 
-    @property
-    def prefill_tokens(self) -> int:
-        return self.items * self.longest_prompt
-
     def padding_share(self, weight: float = 1.0) -> float:
         """Padding's part of the prefill, when the engine computes this part of the padding."""
         padding_tokens = weight * self.padding_tokens

@@ -10,9 +10,13 @@ but a best bucket that was measured with a wrong estimate would stand for long a
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairlane.outcomes import Health
+from fairlane.records import TokenUsage, WorkItem
+from fairlane_server.cost_tokens import cost_tokens
+from inference_consumers.batching.received_work import ModelKey
 
 KEPT_PER_RUN = 0.7
 """What the past counts for after another run of its bucket: after 8 runs of like size it is 6 % of the average."""
@@ -40,6 +44,10 @@ RETRIED_AFTER_MS = 30_000
 and beside healthy ones it gets none while it says that it fails. One more failure and it is failing again."""
 
 
+WINDOW_MS = 1_000
+"""Busy time of a window."""
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredRun:
     """One call of an engine that came back. Prompt, completion and cost as the engine counted them, cost as the
@@ -50,6 +58,19 @@ class MeasuredRun:
     completion_tokens: int
     cost_tokens: int
     seconds: float
+
+
+def measured(served: Sequence[tuple[WorkItem, TokenUsage]], items: int, seconds: float) -> MeasuredRun:
+    """Measured run: items at a time, those served, and the time taken."""
+    return MeasuredRun(
+        items=items,
+        prompt_tokens=sum(usage.prompt_tokens for _, usage in served),
+        completion_tokens=sum(usage.completion_tokens for _, usage in served),
+        cost_tokens=sum(
+            cost_tokens(usage.prompt_tokens, usage.completion_tokens) or item.cost_tokens for item, usage in served
+        ),
+        seconds=seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,3 +203,50 @@ class Reading:
     health: Health
     held_items: int
     held_tokens: int
+
+
+@dataclass(slots=True)
+class BusyWindow:
+    """Throughput of a continuous engine, whose runs overlap, over windows of busy time, which end when they are full or
+    the engine rests. One thread at a time."""
+
+    _active_items: int = 0
+    _since_ms: int = 0
+    _busy_ms: int = 0
+    _item_ms: int = 0
+    _served: list[tuple[WorkItem, TokenUsage]] = field(default_factory=list)
+
+    def served(self, item: WorkItem, usage: TokenUsage) -> None:
+        self._served.append((item, usage))
+
+    def changed(self, now_ms: int, active_items: int) -> MeasuredRun | None:
+        """So many items run from now on. Returns the measurement of a window that is full; a new one begins then."""
+        if self._active_items > 0:
+            passed_ms = max(0, now_ms - self._since_ms)
+            self._busy_ms += passed_ms
+            self._item_ms += passed_ms * self._active_items
+        self._active_items, self._since_ms = active_items, now_ms
+        if self._busy_ms == 0 or not self._served or (self._busy_ms < WINDOW_MS and active_items > 0):
+            return None
+        items = max(1, round(self._item_ms / self._busy_ms))
+        run = measured(self._served, items, self._busy_ms / 1_000)
+        self._busy_ms = self._item_ms = 0
+        self._served = []
+        return run
+
+
+@dataclass(slots=True)
+class BusyTime:
+    """Counts every moment once, however many runs an engine has under way. One thread at a time."""
+
+    _counted_up_to_ms: dict[ModelKey, int] = field(default_factory=dict)
+
+    def passed_s(self, key: ModelKey, now_ms: int, *, running: bool) -> float:
+        """Seconds that this engine ran since the call before. It runs something from now on, or rests.
+
+        A clock that was set back takes nothing away.
+        """
+        before_ms = self._counted_up_to_ms.pop(key, now_ms)
+        if running:
+            self._counted_up_to_ms[key] = now_ms
+        return max(0, now_ms - before_ms) / 1_000

@@ -112,12 +112,3 @@ def end_of(status: int, *, kernel_killed: bool) -> EngineEnd:
 def end_by_error(error: str) -> EngineEnd:
     """The end of a process that ended itself, with an error of this type, because it could run nothing any more."""
     return EngineEnd(EndKind.LOST if error in _LOST_ANOTHER else EndKind.EXITED, error)
-
-
-def oom_kills(counters: str) -> int | None:
-    """The kernel's count in a control group's ``memory.events`` (version 2) or ``memory.oom_control`` (version 1)."""
-    for line in counters.splitlines():
-        name, _, count = line.partition(" ")
-        if name == "oom_kill" and count.strip().isdecimal():
-            return int(count)
-    return None

@@ -1,6 +1,6 @@
 """Text of one answer: tokens to text deltas, stop strings, and the outcome."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
@@ -22,8 +22,8 @@ class Detokenizer:
 
     The method is that of text-generation-inference (``Model.decode_token``) and vLLM (``detokenize_incrementally``):
     the tokens since the last piece are decoded together with those of that piece, because a decoder may treat what
-    comes first differently, and text that ends in a replacement character waits for the rest of it. Beyond theirs, a
-    run of replacement characters is told but for its end, so that a model which writes nothing else holds up nothing.
+    comes first differently, and text that ends in a replacement character waits for the rest of it. Beyond theirs, all
+    of a run of replacement characters but its end is released: a model that writes nothing else holds up nothing.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
@@ -138,19 +138,25 @@ class GeneratedText:
         return certain
 
 
-def fault_of(
-    text: str, tokens: int, reason: FinishReason, *, may_be_empty: bool, may_be_broken: Callable[[], bool]
-) -> str | None:
-    """Why the text of so many tokens is no answer, or None: it is empty, or they wrote bytes that are no UTF-8.
+def outcome_of_text(
+    text: str,
+    usage: TokenUsage,
+    reason: FinishReason,
+    logprobs: tuple[TokenLogprob, ...] | None,
+    may_be_empty: bool,
+    may_be_broken: Callable[[], bool],
+) -> ItemOutcome:
+    """A text is no answer if it is empty, or if its tokens wrote bytes that are no UTF-8.
 
-    ``may_be_broken`` is for a prompt with a replacement character, which the answer may repeat. It is asked where there
-    is one.
+    ``may_be_broken`` is for a prompt with a replacement character, which the answer may repeat. It is called only where
+    there is one.
     """
     if (REPLACEMENT not in text or may_be_broken()) and (text or may_be_empty):
-        return None
+        return Success(Output(text=text, logprobs=logprobs), usage, reason)
+    tokens = usage.completion_tokens
     if not text and tokens == 1 and reason == FinishReason.STOP:
-        return "the model ended its answer before the first token"
-    return f"the model wrote {tokens} tokens that are no text"
+        return Failure(Code.ENGINE_ERROR, "the model ended its answer before the first token")
+    return Failure(Code.ENGINE_ERROR, f"the model wrote {tokens} tokens that are no text")
 
 
 class TokenNames:
@@ -170,11 +176,19 @@ class TokenNames:
             name = self._names[token_id] = self._decode([*self._context, token_id])[self._context_length :]
         return name
 
+    def logprobs(self, tokens: Iterable[tuple[int, Logprobs]]) -> tuple[TokenLogprob, ...]:
+        return tuple(
+            TokenLogprob(
+                self.of(token), found.chosen, tuple(TopLogprob(self.of(other), value) for other, value in found.top)
+            )
+            for token, found in tokens
+        )
+
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-class Answer:
+class GeneratedAnswer:
     """One answer while it is generated. The end token and the tokens of a stop string count: each was a step."""
 
     def __init__(
@@ -226,18 +240,6 @@ class Answer:
 
     def _outcome(self, usage: TokenUsage, reason: FinishReason, *, may_be_empty: bool) -> ItemOutcome:
         text = self._text.whole()
-        fault = fault_of(text, self.tokens, reason, may_be_empty=may_be_empty, may_be_broken=self._may_be_broken)
-        if fault is not None:
-            return Failure(Code.ENGINE_ERROR, fault)
-        return Success(Output(text=text, logprobs=self._token_logprobs(len(text))), usage, reason)
-
-    def _token_logprobs(self, text_length: int) -> tuple[TokenLogprob, ...] | None:
-        """Of the tokens that wrote some of the text, or None where they were not asked for."""
-        if not self._logprobs:
-            return None
-        name = self._names.of
-        return tuple(
-            TokenLogprob(name(token), found.chosen, tuple(TopLogprob(name(other), value) for other, value in found.top))
-            for place, token, found in self._logprobs
-            if place < text_length
-        )
+        written = [(token, found) for place, token, found in self._logprobs if place < len(text)]
+        logprobs = self._names.logprobs(written) if self._logprobs else None
+        return outcome_of_text(text, usage, reason, logprobs, may_be_empty, self._may_be_broken)

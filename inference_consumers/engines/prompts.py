@@ -10,7 +10,6 @@ import secrets
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from jinja2 import TemplateError
 from transformers import AddedToken, PreTrainedTokenizerBase
@@ -19,7 +18,7 @@ from fairlane.outcomes import Code, Task
 from fairlane.records import Message, Parameters, Passage, RequestInput
 from fairlane_server.text import clean_text
 from inference_consumers.engines.generated_text import REPLACEMENT
-from inference_consumers.engines.protocol import EngineItem, EngineLimits, EngineLoadError, Failure
+from inference_consumers.engines.protocol import EngineItem, EngineLimits, EngineSpec, Failure
 
 TEMPLATE_FILE = "passages_template.txt"
 PLACEHOLDER = "{passages}"
@@ -71,15 +70,15 @@ class PassagesTemplate:
         return "\n".join([f"{before}<passages>", *blocks, f"</passages>{after}"])
 
 
-def read_passages_template(model: str, folder: Path) -> PassagesTemplate:
+def read_passages_template(spec: EngineSpec) -> PassagesTemplate:
     """The template of a model's folder, or the default. Raises EngineLoadError for one that cannot be used."""
-    file = folder / TEMPLATE_FILE
+    file = spec.path / TEMPLATE_FILE
     if not file.is_file():
         return PassagesTemplate()
     try:
         return PassagesTemplate(file.read_text(encoding="utf-8").rstrip("\n"))
     except (OSError, ValueError) as error:
-        raise EngineLoadError(f"{model}: {file}: {error}") from error
+        raise spec.error(f"{file}: {error}") from error
 
 
 def _without_markers(text: str) -> str:

@@ -2,10 +2,13 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from fairlane.outcomes import Code
-from fairlane.records import Message, Output, Parameters, Passage, RequestInput, TokenUsage
+from fairlane.records import Message, ModelVersion, Output, Parameters, Passage, RequestInput, TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +19,40 @@ class EngineLimits:
     max_batch_tokens: int
     max_context_tokens: int
     max_output_tokens: int
+
+
+class EngineSpec(msgspec.Struct, frozen=True, tag=True):
+    """Everything an engine is made from: its process reads no settings."""
+
+    model: ModelVersion
+    models_dir: str
+    threads: int = 0
+    """On a CPU; 0 is one per core."""
+    device: str = "auto"
+    """auto (the first GPU when there is one), cpu, cuda or cuda:N."""
+    engine: str | None = None
+    """Overrides the engine that models.yaml names: simulated."""
+    simulated_prefill_tokens_per_s: float = 0.0
+    """0 means that it takes no time."""
+    simulated_decode_tokens_per_s: float = 0.0
+    simulated_batch_ms: float = 0.0
+    simulated_memory_tokens: int = 0
+    allow_unsafe_weights: bool = False
+    """Whether files may be loaded that can run any code."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.models_dir) / self.model.path
+
+    @property
+    def limits(self) -> EngineLimits:
+        model = self.model
+        return EngineLimits(
+            model.max_batch_size, model.max_batch_tokens, model.max_context_tokens, model.max_output_tokens
+        )
+
+    def error(self, reason: str) -> "EngineLoadError":
+        return EngineLoadError(f"{self.model.model}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +73,7 @@ class EngineItem:
     is_turn: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
+class Success(msgspec.Struct, frozen=True, tag=True):
     """The item's answer and what it cost."""
 
     output: Output
@@ -45,8 +81,7 @@ class Success:
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, tag=True):
     """The item failed by itself; its neighbours in the batch did not.
 
     ``transient`` says that another try may succeed: the reason was not in the item.
@@ -58,14 +93,13 @@ class Failure:
     transient: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+class CancelledItem(msgspec.Struct, frozen=True, tag=True):
     """The item was cancelled; ``usage`` is its cost until then."""
 
     usage: TokenUsage
 
 
-ItemOutcome = Success | Failure | Cancelled
+ItemOutcome = Success | Failure | CancelledItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +113,8 @@ class RunCost:
 class RunObserver(Protocol):
     """Observer of a run. ``index`` is an item's position in the batch. All calls are cheap.
 
-    An engine tells every item's outcome once, as soon as it is known, and the text of an item that streams
-    (``parameters.stream``) before its outcome: the texts of an item together are the text of its answer.
+    An engine reports every item's outcome once, as soon as it is known, and before it the text of an item that streams
+    (``parameters.stream``): the deltas of an item together are the text of its answer.
     """
 
     def text(self, index: int, delta: str) -> None:
@@ -127,7 +161,7 @@ class ContinuousEngine(Engine, Protocol):
         last outcome, and comes for a batch of nothing as well."""
 
     def cancel(self, item_ids: Collection[str]) -> None:
-        """Stop these items now: each that runs or waits gets its outcome, Cancelled. Others are ignored."""
+        """Stop these items now: each that runs or waits gets its outcome, CancelledItem. Others are ignored."""
 
     def watch(self, on_death: Callable[[BaseException], None]) -> None:
         """Have ``on_death`` called once, from any thread, when the engine can answer nothing any more: items without
@@ -155,8 +189,8 @@ class TransientEngineError(Exception):
 
 
 class EngineGoneError(Exception):
-    """The engine ended before, by its cause (``__cause__``), and can answer nothing any more: no failure of whatever it
-    is given now."""
+    """The engine ended earlier, by ``__cause__``, and can answer nothing any more: not the fault of the items it is
+    given now."""
 
 
 class Outcomes:
@@ -194,18 +228,18 @@ def run_batch(engine: Engine, batch: Sequence[EngineItem]) -> list[ItemOutcome]:
     return [outcomes.by_index[index] for index in range(len(batch))]
 
 
-def try_once(engine: Engine, items: Sequence[EngineItem], where: str) -> None:
+def try_once(engine: Engine, items: Sequence[EngineItem], spec: EngineSpec) -> None:
     """Run some items after loading: weights that load may still be of a kind that this engine cannot run. Closes the
-    engine and raises EngineLoadError, which begins with ``where``, when one fails."""
+    engine and raises EngineLoadError when one fails."""
     try:
         outcomes = run_batch(engine, items)
     except Exception as error:
         engine.close()
-        raise EngineLoadError(f"{where}: the first run failed: {type(error).__name__}: {error}") from error
+        raise spec.error(f"{spec.path}: the first run failed: {type(error).__name__}: {error}") from error
     for outcome in outcomes:
         if isinstance(outcome, Failure):
             engine.close()
-            raise EngineLoadError(f"{where}: the first run failed: {outcome.message}")
+            raise spec.error(f"{spec.path}: the first run failed: {outcome.message}")
 
 
 def computed_tokens(outcome: ItemOutcome) -> int:

@@ -44,12 +44,8 @@ class CacheWriterLimits:
     batch_bytes: int = 1024 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry to store in Redis."""
-
-    name: str
-    data: bytes
+SealedAnswer = tuple[str, bytes]
+"""The name of a cache entry, and its data."""
 
 
 class CacheWriter:
@@ -75,7 +71,7 @@ class CacheWriter:
         self._chance = chance
         self._breaker = CircuitBreaker(_BREAKER)
         self._changed = threading.Condition()
-        self._waiting: deque[Entry] = deque()
+        self._waiting: deque[SealedAnswer] = deque()
         self._bytes = 0
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="kept-answers", daemon=True)
@@ -109,44 +105,44 @@ class CacheWriter:
         else:
             self._redis.close()
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: SealedAnswer) -> None:
         with self._changed:
             full = len(self._waiting) >= self._limits.max_entries
-            if self._closing or full or self._bytes + len(entry.data) > self._limits.max_bytes:
+            if self._closing or full or self._bytes + len(entry[1]) > self._limits.max_bytes:
                 _count("dropped")
                 return
             self._waiting.append(entry)
-            self._bytes += len(entry.data)
+            self._bytes += len(entry[1])
             self._changed.notify()
 
     def _run(self) -> None:
         while entries := self._next():
             self._write(entries)
 
-    def _next(self) -> list[Entry]:
+    def _next(self) -> list[SealedAnswer]:
         """Entries of the next write, at least one; none at the end."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
-            taken: list[Entry] = []
+            taken: list[SealedAnswer] = []
             size_bytes = 0
             while self._waiting and len(taken) < self._limits.batch_entries:
-                size_bytes += len(self._waiting[0].data)
+                size_bytes += len(self._waiting[0][1])
                 if taken and size_bytes > self._limits.batch_bytes:
                     break
                 taken.append(self._waiting.popleft())
-                self._bytes -= len(taken[-1].data)
+                self._bytes -= len(taken[-1][1])
             return taken
 
-    def _write(self, entries: Sequence[Entry]) -> None:
+    def _write(self, entries: Sequence[SealedAnswer]) -> None:
         if not self._breaker.lets_through(self._clock_ms()):
             _count("unavailable", len(entries))
             return
         stored, error = 0, ""
         try:
             with self._redis.pipeline(transaction=False) as pipeline:
-                for entry in entries:
-                    pipeline.set(entry.name, entry.data, px=jittered_ttl_ms(self._ttl_s, self._chance()))
+                for name, data in entries:
+                    pipeline.set(name, data, px=jittered_ttl_ms(self._ttl_s, self._chance()))
                 answers = pipeline.execute(raise_on_error=False)
             stored = sum(answer is True for answer in answers)
             error = next((type(answer).__name__ for answer in answers if answer is not True), "")
@@ -170,7 +166,7 @@ class CacheWriter:
             log.warning("kept_answers_unavailable", error=error)
 
 
-def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
+def entry_of(work: WorkItem, reply: InferenceReply) -> SealedAnswer | None:
     """The entry of an answer, if others would get the same answer; too large ones are counted."""
     kept = answer_of(work, reply)
     if kept is None:
@@ -180,7 +176,7 @@ def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
     if data is None:
         _count("too_large")
         return None
-    return Entry(key.name, data)
+    return key.name, data
 
 
 def kept_answers_for(settings: Settings) -> CacheWriter | None:

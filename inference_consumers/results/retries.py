@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import Backoff
 from fairlane.outcomes import Code, Degradation
-from fairlane.records import Passage, WorkItem
+from fairlane.records import Message, Passage, WorkItem
 from fairlane_server.conversations.turns import newest_half, shortened_use
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.engine_process.failures import EngineEnd
@@ -131,40 +131,32 @@ def after_failure(work: ReceivedWork, failure: Failure, now_ms: int, chance: flo
 
 
 def with_less_context(work: ReceivedWork) -> ReceivedWork:
-    """The same with the first half of its passages, which fit best, and the newest half of what was said before; of
-    either, a lone one goes."""
+    """The same with the first half of its passages, which fit best, and the newest half of its history; of either, a
+    lone one goes."""
+    passages = work.item.passages
+    return _shortened(work, passages[: len(passages) // 2], newest_half(work.item.history))
+
+
+def without_context(work: ReceivedWork, passages: tuple[Passage, ...] = ()) -> ReceivedWork:
+    """The same without its history, and with these passages alone."""
+    return _shortened(work, passages, ())
+
+
+def _shortened(work: ReceivedWork, passages: tuple[Passage, ...], history: tuple[Message, ...]) -> ReceivedWork:
     item = work.item
-    passages = item.passages[: len(item.passages) // 2]
-    history = newest_half(item.history)
     steps: list[Degradation] = []
-    if item.passages:
+    if passages != item.passages:
         steps.append(Degradation.FEWER_PASSAGES if passages else Degradation.NO_RETRIEVAL)
-    if item.history:
+    if history != item.history:
         steps.append(Degradation.SHORTER_CONTEXT if history else Degradation.NO_HISTORY)
-    less = replace(
+    shorter = replace(
         item,
         passages=passages,
         history=history,
         history_use=shortened_use(item.history_use, item.history, history),
         degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
     )
-    return replace(work, item=less, shortened=True)
-
-
-def without_context(work: ReceivedWork, passages: tuple[Passage, ...] = ()) -> ReceivedWork:
-    """The same without what was said before, and with these passages alone."""
-    item = work.item
-    steps = [Degradation.NO_HISTORY] if item.history else []
-    if item.passages and not passages:
-        steps.append(Degradation.NO_RETRIEVAL)
-    bare = replace(
-        item,
-        passages=passages,
-        history=(),
-        history_use=shortened_use(item.history_use, item.history, ()),
-        degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
-    )
-    return replace(work, item=bare, shortened=True)
+    return replace(work, item=shorter, shortened=True)
 
 
 def _can_run(again: Again, runnable: Set[ModelKey], idle: Set[ModelKey]) -> bool:
@@ -203,7 +195,7 @@ def _poison(work: ReceivedWork, why: str) -> Verdict:
 
 
 @dataclass(slots=True)
-class RetryQueue:
+class PendingRetries:
     """Work to retry, before new work, oldest first. For one thread at a time."""
 
     _waiting: list[Again] = field(default_factory=list)

@@ -5,8 +5,7 @@ less than that. Rows that end early leave it, so answers need no padding; but a 
 like answers are put together where it costs nothing.
 
 Items wait in cells, by the class of their prompt's length and of their expected answer's. A batch takes the cell of the
-item that leads it, then the nearest, for as long as its padding stays below MAX_PADDING. Class boundaries decide little
-by themselves then: they are how finely the nearest lengths can be told apart.
+item that leads it, then the nearest, for as long as its padding stays below MAX_PADDING.
 """
 
 from bisect import bisect_right
@@ -28,8 +27,7 @@ _TRUST_TOKENS = 100.0
 PROMPT_CLASSES_PER_DOUBLING = 4
 """Prompts of one class differ by 19 % at most, and waste a twelfth of the rectangle when evenly spread. Measured on the
 lengths of the load benchmarks: with 256 items waiting 6 % of the prefill is padding with 4 classes, 8 % with 3 and 9 %
-with 2, which tell the nearest lengths less well from those at the edge of what MAX_PADDING allows; with 32 waiting it
-is 9 % with any. More classes bring a point and twice the cells."""
+with 2; with 32 waiting it is 9 % with any. More classes bring a point and twice the cells."""
 
 _SHORTEST = 16
 """Below that a prompt is as good as another."""

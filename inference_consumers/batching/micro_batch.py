@@ -1,12 +1,12 @@
 """Micro-batcher: which items run together, and when. Pure: items and ``now`` in, a batch out.
 
 A batch holds one model version. It closes at its item bound, its token bound or its time bound, whichever comes first;
-an engine that was idle takes what is there at once, and so does one that nobody joins in time (``model_queue.py``).
+without waiting if the engine was idle, or if no further item is expected in time (``model_queue.py``).
 How many items are worth it is found out, and lowered when memory does not hold them (``batch_size.py``).
 
 **Who leads** a batch: the oldest item of the priority whose turn it is (``priority_pick.py``, which also says how long
 others may have it), of the models that are ready. Lengths have no say in that: once its time bound is over, an item is
-led by nobody younger of its priority, however lonely its length. **Who joins** it: what waits for the same model, its
+led by no younger item of its priority, however rare its length. **Who joins** it: what waits for the same model, its
 own priority first, the nearest lengths first, while padding stays small (``length_buckets.py``), or where a run of
 their own would cost more than the padding does.
 
@@ -17,8 +17,8 @@ their own would cost more than the padding does.
   in order of its priority, which pays for it with its next turn.
 - A batch grows no larger than lets everybody in it finish who could alone.
 - What could not finish any more, even if it ran now and alone, is still run until its deadline is past: the dispatcher
-  decided that it may, and the prediction may be wrong. But it takes only what nobody else needs: it leads no batch
-  while there is anyone who can finish, and joins after them.
+  decided that it may, and the prediction may be wrong. But it takes only room that no other item needs: it leads no
+  batch while an item waits that can finish, and joins after those.
 """
 
 from collections import Counter
@@ -162,8 +162,8 @@ class MicroBatcher:
 
     def ran(self, key: ModelKey, items: int, tokens: int, seconds: float, *, padding_tokens: int | None = None) -> None:
         """A run of a model came back, after so long. ``tokens`` is the cost of its items as the dispatcher estimated
-        it, which is what is known of those that wait; ``padding_tokens`` is what the engine computed in vain, None if
-        it does not say."""
+        it, which is what is known of those that wait; ``padding_tokens`` is the padding that the engine computed,
+        None if unknown."""
         if items <= 0 or tokens <= 0:
             return
         model, limits = self._model(key), self.limits_by_model.get(key, self.limits)

@@ -1,12 +1,10 @@
 """Measured capacity of a process's engines. Pure: runs in, rates out.
 
-Rates are kept by the size of the batch, in buckets of powers of two, because a batch of 32 gives many times the tokens
-per second of a lone item. The bucket that gives most says what the process can do, which is what its dispatchers ask:
-a lone request in a quiet hour must not look like a slow engine.
+Rates are kept by batch size, in buckets of powers of two, because a batch of 32 gives many times the tokens per second
+of a lone item. The best bucket is the capacity: a lone request in a quiet hour must not look like a slow engine.
 
-Cost is measured in the tokens that the engine counted, while the dispatcher's queue and window are in estimates. The
-two units meet because the dispatcher's estimates learn from the same counts. Rates in estimates would need no meeting,
-but a best bucket that was measured with a wrong estimate would stand for long after the estimate was put right.
+Cost is in tokens that the engine counted, while the dispatcher's queue and window are in estimates, which learn from
+the same counts. A best bucket measured in estimates would stay wrong for long after an estimate was corrected.
 """
 
 from collections import deque
@@ -22,26 +20,24 @@ KEPT_PER_RUN = 0.7
 """What the past counts for after another run of its bucket: after 8 runs of like size it is 6 % of the average."""
 
 LONGEST_RUN = 4.0
-"""A run counts for at most so many times the time its bucket's rate promised: one stall (a paused process, a page that
-had to be read) must not look like a slow engine. A lasting slowdown of any size is still followed, up to four times a
-run."""
+"""A run counts for at most so many times the time predicted by its bucket: one stall (a paused process, a page that had
+to be read) must not look like a slow engine. A lasting slowdown is still followed."""
 
 SUPERSEDED_AFTER = 4
 """A bucket that was not run while so many larger batches were says nothing any more: the engine may have slowed down
 since. A larger bucket stays known however many small batches run, or every quiet hour would forget the peak."""
 
 FRESH_FOR_S = 60.0
-"""Engine time. A bucket that was not run for longer while others were counts for no more than what those vouch for: a
-batch takes no less time than a smaller one, so one of n times the items gives at most n times its rate. Its next run
-begins it anew. The time is the engine's, so that an idle hour makes nothing old; and lone requests of a quiet one vouch
-for the peak of large batches, which is never beyond their number of items times a lone one's rate."""
+"""Engine time, so that an idle hour makes nothing old. A bucket without a run for longer, while others ran, counts for
+no more than they prove: a batch takes no less time than a smaller one, so one of n times the items gives at most n
+times its rate. Its next run begins it anew."""
 
 FAILING_AFTER = 5
 """Micro-batches in a row in which nothing succeeded, before the process says that it is failing."""
 
 RETRIED_AFTER_MS = 30_000
-"""A failing process that was given nothing for so long says that it is healthy again: only work shows whether it is,
-and beside healthy ones it gets none while it says that it fails. One more failure and it is failing again."""
+"""A failing process without work for so long reports itself healthy: only work shows whether it is, and it gets none
+while it reports that it fails. One more failure and it is failing again."""
 
 
 WINDOW_MS = 1_000

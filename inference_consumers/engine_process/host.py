@@ -212,7 +212,7 @@ class EngineHost:
         self._is_loaded = self._has_run = False
         self._died_of = ""
         with theirs:
-            # A session of its own: it is ended with whatever it started itself, and a terminal's Ctrl-C passes it by.
+            # A session of its own: it is ended with its own children, and a terminal's Ctrl-C does not reach it.
             self._process = subprocess.Popen(
                 [self._python, "-m", self._module, str(theirs.fileno()), self.key[0]],
                 env=self._environment,

@@ -109,8 +109,8 @@ class Channel:
         return self._connection.recv_bytes()
 
     def write(self, message: ToEngine | FromEngine) -> None:
-        """Blocks while the other side does not read. Raises OSError when it is gone, and UnicodeEncodeError for text
-        that is none."""
+        """Blocks while the other side does not read. Raises OSError when it is gone, and UnicodeEncodeError for
+        invalid text."""
         data = self._encoder.encode(message)
         with self._lock:
             self._connection.send_bytes(data)

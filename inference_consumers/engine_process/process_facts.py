@@ -33,7 +33,7 @@ def _stats(pid: int, proc: Path) -> Iterator[list[str]]:
     waiting = [str(pid)]
     while waiting:
         folder = proc / waiting.pop()
-        # The name stands in parentheses, and may hold any character.
+        # The name is in parentheses, and may hold any character.
         yield _text(folder / "stat").rpartition(")")[2].split()
         with contextlib.suppress(OSError):
             for children in folder.glob("task/*/children"):

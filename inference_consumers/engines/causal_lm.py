@@ -127,7 +127,7 @@ class Generation:
 
     def _pass(self, part: slice, ids: torch.Tensor, start: int, at: int) -> torch.Tensor:
         """The float32 logits, of shape (rows, vocabulary), behind the last of ``ids``, which go into columns from
-        ``at`` on; what stands before ``start`` is padding."""
+        ``at`` on; columns before ``start`` are padding."""
         columns = ids.shape[1]
         self._cache.look_at(part, start, at, columns)
         starts = torch.tensor(self._starts[part], device=self._device)
@@ -145,7 +145,7 @@ class Generation:
         return logits.float()
 
     def _accept(self, rows: Sequence[AnswerRow], logits: torch.Tensor) -> None:
-        """Choose the next token of every row, and tell what comes of it."""
+        """Choose the next token of every row, and report the results."""
         self._computed += len(rows)
         tokens = choose_tokens(logits, [row.sampler for row in rows])
         logprobs = logprobs_of(logits, tokens, [None if row.is_done else row.top_logprobs for row in rows])

@@ -71,7 +71,7 @@ def _read_exported(file: Path, device: torch.device) -> Forward:
 
 def _read_torchscript(file: Path, device: torch.device) -> Forward:
     with warnings.catch_warnings():
-        # torch advises to export anew; whoever has only the old file cannot.
+        # torch advises to export anew, which is impossible with only the old file.
         warnings.simplefilter("ignore", DeprecationWarning)
         program: torch.jit.ScriptModule = torch.jit.load(file, map_location=device)  # type: ignore[no-untyped-call] # torch leaves torch.jit.load without types
         return program.eval()
@@ -212,7 +212,7 @@ def _logits(pictures: Sequence[bytes], program: VisionProgram, device: torch.dev
     # bytearray, because torch warns about memory it must not write to.
     pixels = torch.frombuffer(bytearray(b"".join(pictures)), dtype=torch.uint8).to(device)
     wanted = program.pixels
-    # As bytes the colours of a pixel stand together; a program takes one plane for each.
+    # The bytes are pixel by pixel; a program takes one plane for each colour.
     planes = pixels.reshape(len(pictures), wanted.height, wanted.width, wanted.channels).permute(0, 3, 1, 2)
     scaled = planes.contiguous().float() / 255
     with torch.inference_mode():

@@ -42,7 +42,7 @@ _SIGMOID, _IDENTITY = "Sigmoid", "Identity"
 
 @dataclass(frozen=True, slots=True)
 class TokenRow:
-    """One text, or one pair of them, as the network takes it. ``type_ids`` tell the two texts of a pair apart."""
+    """One text, or one pair of them, as the network takes it. ``type_ids`` distinguish the texts of a pair."""
 
     ids: list[int]
     type_ids: list[int] | None = None

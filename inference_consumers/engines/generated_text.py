@@ -30,24 +30,24 @@ class Detokenizer:
         self._decode = decode
         self._window: list[int] = []
         self._fresh = 0  # where in the window the tokens begin that came since the last piece
-        self._told = ""  # what is told of the window's text
+        self._released = ""  # the part of the window's text that was released
 
     def add(self, token_id: int) -> str:
         """The text that is certain now and was not before. What is never certain ends in half a character."""
         self._window.append(token_id)
         text = self._decode(self._window)
         sure = _sure(text)
-        piece = sure[len(self._told) :]
+        piece = sure[len(self._released) :]
         if piece and sure == text:
             self._window = self._window[self._fresh :]
             self._fresh = len(self._window)
-            self._told = self._decode(self._window)
+            self._released = self._decode(self._window)
         elif len(self._window) > _LONGEST_WINDOW:
             self._window = self._window[-_SURE_TOKENS:]
             self._fresh = 0
-            self._told = _sure(self._decode(self._window))
+            self._released = _sure(self._decode(self._window))
         else:
-            self._told = sure
+            self._released = sure
         return piece
 
 
@@ -94,23 +94,21 @@ class StopStrings:
 
 
 class GeneratedText:
-    """Releases text when it is final: whole characters that cannot become part of a stop string.
-
-    What is told, in its order, is the text of the answer.
-    """
+    """Releases text when it is final: whole characters that cannot become part of a stop string. The pieces together
+    are the text of the answer."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(decode)
         self._stops = StopStrings(stops)
-        self._told: list[str] = []
-        self._told_length = 0
+        self._pieces: list[str] = []
+        self._released_length = 0
         self._pending = ""
         self.is_stopped = False
 
     @property
     def length(self) -> int:
         """Characters so far, those that may become part of a stop string among them."""
-        return self._told_length + len(self._pending)
+        return self._released_length + len(self._pending)
 
     def add(self, token_id: int) -> str:
         """The text that is certain with this token; ``is_stopped`` says whether a stop string is complete."""
@@ -118,23 +116,23 @@ class GeneratedText:
         self._pending += piece
         cut = self._stops.feed(piece)
         if cut is None:
-            return self._tell(len(self._pending) - self._stops.held)
+            return self._release(len(self._pending) - self._stops.held)
         self.is_stopped = True
-        self._pending = self._pending[: cut - self._told_length]
-        return self._tell(len(self._pending))
+        self._pending = self._pending[: cut - self._released_length]
+        return self._release(len(self._pending))
 
     def end(self) -> str:
         """No more tokens: the text that was held for a stop string which never came. Half a character is dropped."""
-        return self._tell(len(self._pending))
+        return self._release(len(self._pending))
 
     def whole(self) -> str:
-        return "".join(self._told)
+        return "".join(self._pieces)
 
-    def _tell(self, characters: int) -> str:
+    def _release(self, characters: int) -> str:
         certain, self._pending = self._pending[:characters], self._pending[characters:]
         if certain:
-            self._told.append(certain)
-            self._told_length += characters
+            self._pieces.append(certain)
+            self._released_length += characters
         return certain
 
 

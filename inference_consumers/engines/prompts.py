@@ -27,8 +27,8 @@ MOST_TEMPLATE_CHARACTERS = 4_000
 _WARM_UP_TOKENS = 4
 
 _WORD = "passage"
-# How far behind a bracket a marker's name is looked for, whatever stands between its letters: so much emptiness is no
-# text, and its bracket is taken away without looking on.
+# How far behind a bracket a marker's name is looked for, past characters that cannot be seen. A bracket before more of
+# them is replaced as well.
 _SIGHT = 1_000
 _BRACKETS = "<\uff1c\ufe64\u2039\u2329\u3008\u27e8\u276c\u276e\u29fc\u02c2\u1438\u227a"
 _BRACKET = re.compile(rf"[{_BRACKETS}]|&(?:lt|#0*60|#x0*3c)\b;?", re.IGNORECASE)
@@ -59,8 +59,8 @@ class PassagesTemplate:
     def render(self, passages: Sequence[Passage]) -> str:
         """The passages between markers, within the template.
 
-        They come best first and are numbered so. The best stands last, next to the question: what stands there counts
-        most for a model, and most of all for a small one.
+        They come best first and are numbered so. The best is put last, next to the question: models, small ones above
+        all, give most weight to what is there.
         """
         blocks = [
             f'<passage number="{number}">\n{_without_markers(clean_text(passages[number - 1].text))}\n</passage>'
@@ -95,9 +95,9 @@ def _names_a_marker(text: str, start: int) -> bool:
                 if len(letters) == len(_WORD) or not _WORD.startswith(letters):
                     return letters == _WORD
             elif character not in _SLASHES and unicodedata.category(character)[0] not in "CMZ":
-                # C, M and Z: what cannot be seen, what stands on another character, and space.
+                # C, M and Z: invisible characters, combining marks, and space.
                 return False
-    # It may be one, as far as can be told; unless nothing follows at all.
+    # It may be one, unless nothing follows at all.
     return start + _SIGHT < len(text)
 
 

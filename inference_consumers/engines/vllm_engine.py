@@ -125,7 +125,7 @@ class TextRequest:
 
     def outcome(self, last: Progress, names: TokenNames) -> ItemOutcome:
         """After everything that came was taken, and ``last`` was the last of it."""
-        # The end token and the tokens of a stop string count: each was a step that somebody paid for.
+        # The end token and the tokens of a stop string count: each was a step.
         usage = TokenUsage(len(self.prompt.token_ids), self.completion_tokens, self.cached_tokens)
         if last.finish_reason == "abort":
             return CancelledItem(usage)

@@ -1,11 +1,9 @@
 """Detects a share of dead letters so high that the engine or the topic must be the cause. Pure.
 
-Every tenant counts the same, however much it sends: it has a window of its own, so that a flood of one pushes nobody
-else's items out, and the one that fares worst does not count at all. So no single tenant can end a consumer, whatever
-it sends. Limitation: with a single active tenant, a broken engine does not end the consumer; the consumer's reports of
-its health and the alarm on dead letters tell of that.
-
-What cannot be read is no tenant's fault, and counts by itself.
+Every tenant has a window of its own and counts the same, however much it sends; the tenant with the largest share does
+not count at all. So no single tenant can end a consumer. Limitation: with a single active tenant, a broken engine does
+not end the consumer; its health reports and the alarm on dead letters show it. Unreadable records belong to no tenant
+and are counted apart.
 """
 
 from collections import OrderedDict, deque
@@ -21,10 +19,10 @@ LEAST_ITEMS = 10
 """Fewer say nothing."""
 
 MAX_AGE_MS = 600_000
-"""What is older is no reason to end anything: a tenant of which nothing was heard since is not one that fares badly."""
+"""Tenants without items for this long are forgotten."""
 
 MAX_TENANTS = 1_000
-"""Beyond it the one that was heard of longest ago is forgotten."""
+"""Beyond it the tenant with the oldest latest item is forgotten."""
 
 
 @dataclass(slots=True)

@@ -84,7 +84,7 @@ def after_problem(
         middle = len(work) // 2
         return Verdict((Again(tuple(work[:middle])), Again(tuple(work[middle:]))))
     if not alone:
-        # It may have been a neighbour's doing. In a continuous engine only a run that is alone can tell.
+        # A neighbour may be the cause. In a continuous engine only a run that is alone proves it.
         return Verdict((Again(tuple(work), alone=True),))
     if problem.out_of_memory:
         why = f"the engine has not enough memory for this item: {problem.error}"

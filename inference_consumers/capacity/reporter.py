@@ -54,20 +54,17 @@ class CapacityReporter:
 
     def _run(self) -> None:
         try:
-            self._report_until_stopped()
+            due = monotonic()
+            while not self._stopping.wait(max(0.0, due - monotonic())):
+                self._publish(draining=False)
+                # After a pause of the process the missed reports are not made up for.
+                due = max(due + self.interval_s, monotonic())
             self._publish(draining=True)
             self.producer.flush(_FLUSH_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - whatever ends this thread ends the process, never silently
             log.error("capacity_reporter_stopped", error=str(error), kind=type(error).__name__)
             if not self._stopping.is_set():
                 self.on_death(error)
-
-    def _report_until_stopped(self) -> None:
-        due = monotonic()
-        while not self._stopping.wait(max(0.0, due - monotonic())):
-            self._publish(draining=False)
-            # After a pause of the process the missed reports are not made up for.
-            due = max(due + self.interval_s, monotonic())
 
     def _publish(self, *, draining: bool) -> None:
         report = self.observe(draining)

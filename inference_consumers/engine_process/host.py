@@ -1,6 +1,7 @@
 """Host of one engine's process: starts it, sends it work, restarts it when it dies."""
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -38,7 +39,7 @@ from inference_consumers.engine_process.messages import (
     from_engine,
 )
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
-from inference_consumers.engines.protocol import EngineItem, EngineSpec
+from inference_consumers.engines.protocol import EngineItem, EngineSpec, SimulatedCost
 
 log = get_logger(__name__)
 
@@ -248,11 +249,8 @@ class EngineHost:
             return self._ended_here
         if self._died_of:
             return end_by_error(self._died_of)
-        return end_of(status, kernel_killed=self._kernel_killed())
-
-    def _kernel_killed(self) -> bool:
         before, now = self._oom_kills_before, self._oom_kills.count()
-        return before is not None and now is not None and now > before
+        return end_of(status, kernel_killed=before is not None and now is not None and now > before)
 
     def _take(self, message: FromEngine, listener: EngineListener) -> None:
         match message:
@@ -335,11 +333,13 @@ def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[s
         settings.engine_threads,
         settings.device,
         "simulated" if is_simulated else None,
-        simulated_prefill_tokens_per_s=settings.simulated_prefill_tokens_per_s,
-        simulated_decode_tokens_per_s=settings.simulated_decode_tokens_per_s,
-        simulated_batch_ms=settings.simulated_batch_ms,
-        simulated_memory_tokens=settings.simulated_memory_tokens,
-        allow_unsafe_weights=settings.allow_unsafe_weights,
+        SimulatedCost(
+            settings.simulated_prefill_tokens_per_s or math.inf,
+            settings.simulated_decode_tokens_per_s or math.inf,
+            settings.simulated_batch_ms,
+            settings.simulated_memory_tokens,
+        ),
+        settings.allow_unsafe_weights,
     )
     if model.engine != "vllm" or is_simulated:
         return EngineHost(spec, sys.executable, environment, MODULE)

@@ -215,7 +215,9 @@ class CausalLmEngine(PretrainedEngine):
             raise self._error(f"config.json names layers without keys and values: {sorted(layers)}")
         encoder = PromptEncoder(tokenizer, read_passages_template(self._spec))
         use_grouped_attention(network)
-        end_ids = _end_ids(network, tokenizer)
+        configured = network.generation_config.eos_token_id
+        several = configured if isinstance(configured, list) else [configured]
+        end_ids = frozenset(token for token in (*several, tokenizer.eos_token_id) if token is not None)
         pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else min(end_ids, default=0)
         self._loaded = _Loaded(network, tokenizer, encoder, TokenNames(tokenizer), end_ids, pad_id)
         try_once(self, [warm_up_item(tokenizer)], self._spec)
@@ -256,9 +258,3 @@ class CausalLmEngine(PretrainedEngine):
         return AnswerRow(
             index, prompt.token_ids, Sampler.of(parameters), parameters.logprobs, answer, parameters.stream
         )
-
-
-def _end_ids(network: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
-    configured = network.generation_config.eos_token_id
-    several = configured if isinstance(configured, list) else [configured]
-    return frozenset(token_id for token_id in (*several, tokenizer.eos_token_id) if token_id is not None)

@@ -22,6 +22,7 @@ from inference_consumers.engines.exported_archive import UnsafeArchiveError, che
 from inference_consumers.engines.images import ImageError, PixelFormat, pixels_of
 from inference_consumers.engines.model_folder import check_memory, device_of, unsafe_weights, use_threads
 from inference_consumers.engines.protocol import (
+    NOT_FINITE,
     CancelledItem,
     EngineItem,
     EngineSpec,
@@ -30,6 +31,7 @@ from inference_consumers.engines.protocol import (
     RunCost,
     RunObserver,
     Success,
+    wrong_task,
 )
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
@@ -197,7 +199,7 @@ def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunO
         if observer.is_cancelled(index):
             observer.finished(index, CancelledItem(TokenUsage()))
         elif item.task != Task.CLASSIFY:
-            observer.finished(index, Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task"))
+            observer.finished(index, wrong_task(item))
         else:
             try:
                 pictures.append((index, pixels_of(item.input.image or b"", program.pixels)))
@@ -221,7 +223,7 @@ def _logits(pictures: Sequence[bytes], program: VisionProgram, device: torch.dev
 
 def _outcome(logits: torch.Tensor, labels: tuple[str, ...]) -> ItemOutcome:
     if not bool(torch.isfinite(logits).all()):
-        return Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+        return NOT_FINITE
     probabilities, order = logits.softmax(-1).sort(descending=True, stable=True)
     ranked = zip(order.tolist(), probabilities.tolist(), strict=True)
     return Success(Output(labels=tuple(LabelScore(labels[index], score) for index, score in ranked)), TokenUsage())

@@ -20,13 +20,16 @@ from fairlane.records import MOST_INPUT_ITEMS, Output, Parameters, RequestInput,
 from fairlane_server.text import clean_text
 from inference_consumers.engines.pretrained import PretrainedEngine
 from inference_consumers.engines.protocol import (
+    NOT_FINITE,
     CancelledItem,
     EngineItem,
     Failure,
     RunCost,
     RunObserver,
     Success,
+    over_allowance,
     try_once,
+    wrong_task,
 )
 
 _CPU_GROUP_TOKENS = 1_024
@@ -78,7 +81,9 @@ class EncoderRun:
         if device.type == "cpu":
             most_tokens = min(_CPU_GROUP_TOKENS, most_tokens)
         for whole_group in _groups(places, lambda place: len(self._row(place).ids), most_tokens):
-            self._drop_cancelled()
+            for index in [index for index in self._running if self.observer.is_cancelled(index)]:
+                progress = self._running.pop(index)
+                self.observer.finished(index, CancelledItem(TokenUsage(prompt_tokens=progress.spent_tokens)))
             group = [place for place in whole_group if place[0] in self._running]
             if group:
                 inputs = self._inputs([self._row(place) for place in group], device)
@@ -102,18 +107,10 @@ class EncoderRun:
         rows = self.engine.prepare(item, self.tokenizer)
         if isinstance(rows, Failure):
             self.observer.finished(index, rows)
-            return
-        tokens, most = sum(len(row.ids) for row in rows), item.max_prompt_tokens
-        if most is not None and tokens > most:
-            message = f"the input has {tokens} tokens; the tenant's limit is {most}"
-            self.observer.finished(index, Failure(Code.CONTEXT_TOO_LONG, message, "input"))
-            return
-        self._running[index] = _Progress(item, rows)
-
-    def _drop_cancelled(self) -> None:
-        for index in [index for index in self._running if self.observer.is_cancelled(index)]:
-            progress = self._running.pop(index)
-            self.observer.finished(index, CancelledItem(TokenUsage(prompt_tokens=progress.spent_tokens)))
+        elif failure := over_allowance(item, sum(len(row.ids) for row in rows), "input"):
+            self.observer.finished(index, failure)
+        else:
+            self._running[index] = _Progress(item, rows)
 
     def _inputs(self, rows: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
         """Padded on the right."""
@@ -145,8 +142,7 @@ class EncoderRun:
             usage = TokenUsage(prompt_tokens=progress.spent_tokens)
             self.observer.finished(index, Success(self.engine.output(progress.item.task, results), usage))
         else:
-            message = "the model computed a value that is not a finite number"
-            self.observer.finished(index, Failure(Code.ENGINE_ERROR, message))
+            self.observer.finished(index, NOT_FINITE)
 
 
 def _groups(
@@ -207,10 +203,6 @@ class EncoderEngine(PretrainedEngine):
     def output(self, task: str, results: torch.Tensor) -> Output:
         """From an item's task and what was computed of its rows, float32 of shape (rows, n) on the CPU, in their
         order."""
-
-
-def _wrong_task(item: EngineItem) -> Failure:
-    return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
 
 
 def _wrong_texts(texts: Sequence[str] | None, name: str) -> Failure | None:
@@ -280,7 +272,7 @@ class EmbeddingEngine(EncoderEngine):
         elif item.task == Task.RANK:
             name, texts = "documents", given.documents or ()
         else:
-            return _wrong_task(item)
+            return wrong_task(item)
         if wrong := _wrong_texts(texts, name):
             return wrong
         fields = [f"input.{name}[{index}]" for index in range(len(texts))]
@@ -373,7 +365,7 @@ class CrossEncoderEngine(EncoderEngine):
 
     def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[TokenRow] | Failure:
         if item.task != Task.RANK:
-            return _wrong_task(item)
+            return wrong_task(item)
         documents, limit = item.input.documents or (), self.limits.max_context_tokens
         if wrong := _wrong_texts(documents, "documents"):
             return wrong

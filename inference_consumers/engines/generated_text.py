@@ -6,7 +6,7 @@ from transformers import PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import NOT_FINITE, Failure, ItemOutcome, Success
 from inference_consumers.engines.sampling import Logprobs
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -72,7 +72,9 @@ class StopStrings:
     @property
     def held(self) -> int:
         """Number of trailing characters that may begin a stop string."""
-        return next((n for n in range(len(self._tail), 0, -1) if self._may_begin(self._tail[-n:])), 0)
+        tail = self._tail
+        lengths = (n for n in range(len(tail), 0, -1) if any(stop.startswith(tail[-n:]) for stop in self._stops))
+        return next(lengths, 0)
 
     def feed(self, text: str) -> int | None:
         """Read on. The place in the whole text where the first stop string begins, once that is complete.
@@ -88,9 +90,6 @@ class StopStrings:
             return self._seen - len(window) + min(found)[1]
         self._tail = window[max(0, len(window) - len(self._stops[0]) + 1) :]
         return None
-
-    def _may_begin(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)
 
 
 class GeneratedText:
@@ -216,7 +215,7 @@ class GeneratedAnswer:
         None for a token: no usable number was computed. ``prompt_tokens`` is for the usage alone.
         """
         if token is None:
-            return "", Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+            return "", NOT_FINITE
         self.tokens += 1
         self.last_token = token
         usage = TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens)

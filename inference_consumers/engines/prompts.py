@@ -18,7 +18,14 @@ from fairlane.outcomes import Code, Task
 from fairlane.records import Message, Parameters, Passage, RequestInput
 from fairlane_server.text import clean_text
 from inference_consumers.engines.generated_text import REPLACEMENT
-from inference_consumers.engines.protocol import EngineItem, EngineLimits, EngineSpec, Failure
+from inference_consumers.engines.protocol import (
+    EngineItem,
+    EngineLimits,
+    EngineSpec,
+    Failure,
+    over_allowance,
+    wrong_task,
+)
 
 TEMPLATE_FILE = "passages_template.txt"
 PLACEHOLDER = "{passages}"
@@ -254,16 +261,15 @@ class TextPrompt:
 def prepare_text(item: EngineItem, encoder: PromptEncoder, limits: EngineLimits) -> TextPrompt | Failure:
     parameters = item.parameters
     if item.task != Task.GENERATE:
-        return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
+        return wrong_task(item)
     if wrong := _wrong_parameters(parameters):
         return wrong
     try:
         token_ids = encoder.encode(item)
     except PromptError as error:
         return Failure(Code.INVALID, error.message, error.field)
-    if item.max_prompt_tokens is not None and len(token_ids) > item.max_prompt_tokens:
-        message = f"the prompt has {len(token_ids)} tokens; the tenant's limit is {item.max_prompt_tokens}"
-        return Failure(Code.CONTEXT_TOO_LONG, message, "input")
+    if failure := over_allowance(item, len(token_ids)):
+        return failure
     limit = limits.max_context_tokens
     wanted = min(parameters.max_tokens or 1, limits.max_output_tokens)
     if len(token_ids) + wanted > limit:

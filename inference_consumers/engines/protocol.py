@@ -1,5 +1,6 @@
 """The port of engines: items in, one outcome per item out, each reported when it is known."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,20 @@ class EngineLimits:
     max_output_tokens: int
 
 
+class SimulatedCost(msgspec.Struct, frozen=True):
+    """Time and memory of the simulated engine: a batch takes ``batch_ms``, plus its tokens at the two rates. By default
+    it takes no time at all: a measurement then covers everything but the engine."""
+
+    prefill_tokens_per_s: float = math.inf
+    decode_tokens_per_s: float = math.inf
+    batch_ms: float = 0.0
+    memory_tokens: int = 0
+    """The longest prompt that fits; 0 means any."""
+
+    def prefill_seconds(self, prompt_tokens: int) -> float:
+        return self.batch_ms / 1000 + prompt_tokens / self.prefill_tokens_per_s
+
+
 class EngineSpec(msgspec.Struct, frozen=True, tag=True):
     """Everything an engine is made from: its process reads no settings."""
 
@@ -32,11 +47,7 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
     """auto (the first GPU when there is one), cpu, cuda or cuda:N."""
     engine: str | None = None
     """Overrides the engine that models.yaml names: simulated."""
-    simulated_prefill_tokens_per_s: float = 0.0
-    """0 means that it takes no time."""
-    simulated_decode_tokens_per_s: float = 0.0
-    simulated_batch_ms: float = 0.0
-    simulated_memory_tokens: int = 0
+    simulated: SimulatedCost = SimulatedCost()
     allow_unsafe_weights: bool = False
     """Whether files may be loaded that can run any code."""
 
@@ -91,6 +102,9 @@ class Failure(msgspec.Struct, frozen=True, tag=True):
     message: str
     field: str | None = None
     transient: bool = False
+
+
+NOT_FINITE = Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
 
 
 class CancelledItem(msgspec.Struct, frozen=True, tag=True):
@@ -240,6 +254,18 @@ def try_once(engine: Engine, items: Sequence[EngineItem], spec: EngineSpec) -> N
         if isinstance(outcome, Failure):
             engine.close()
             raise spec.error(f"{spec.path}: the first run failed: {outcome.message}")
+
+
+def wrong_task(item: EngineItem) -> Failure:
+    return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
+
+
+def over_allowance(item: EngineItem, tokens: int, name: str = "prompt") -> Failure | None:
+    """Failure if the input has more tokens than its tenant's limit."""
+    if item.max_prompt_tokens is None or tokens <= item.max_prompt_tokens:
+        return None
+    message = f"the {name} has {tokens} tokens; the tenant's limit is {item.max_prompt_tokens}"
+    return Failure(Code.CONTEXT_TOO_LONG, message, "input")
 
 
 def computed_tokens(outcome: ItemOutcome) -> int:

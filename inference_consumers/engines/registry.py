@@ -3,7 +3,7 @@
 import os
 
 from inference_consumers.engines.protocol import Engine, EngineSpec
-from inference_consumers.engines.simulated import SimulatedEngine, cost_of
+from inference_consumers.engines.simulated import SimulatedEngine
 
 ENGINE_NAMES = (
     "torch-causal-lm",
@@ -44,6 +44,6 @@ def create_engine(spec: EngineSpec) -> Engine:
 
             return VllmEngine(spec)
         case "simulated":
-            return SimulatedEngine(spec.limits, cost_of(spec), memory_tokens=spec.simulated_memory_tokens)
+            return SimulatedEngine(spec.limits, spec.simulated)
         case name:
             raise spec.error(f"{spec.path}: no engine is called {name!r}; known: {', '.join(ENGINE_NAMES)}")

@@ -12,11 +12,12 @@ from inference_consumers.engines.protocol import (
     CancelledItem,
     EngineItem,
     EngineLimits,
-    EngineSpec,
     Failure,
     RunCost,
     RunObserver,
+    SimulatedCost,
     Success,
+    over_allowance,
 )
 
 _WORDS = ("simulated", "answer", "without", "a", "model")
@@ -25,33 +26,6 @@ _CHARACTERS_PER_TOKEN = 4
 _LONGEST_SLEEP_S = 0.05
 # A sleep takes about a tenth of a millisecond more than it was asked for: shorter times are slept together.
 _SHORTEST_SLEEP_S = 0.001
-
-
-@dataclass(frozen=True, slots=True)
-class SimulatedCost:
-    """Time of a batch: ``batch_ms`` regardless of its content, plus its tokens at the two rates."""
-
-    prefill_tokens_per_s: float = math.inf
-    decode_tokens_per_s: float = math.inf
-    batch_ms: float = 0.0
-
-    def prefill_seconds(self, prompt_tokens: int) -> float:
-        return self.batch_ms / 1000 + prompt_tokens / self.prefill_tokens_per_s
-
-    def seconds(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return self.prefill_seconds(prompt_tokens) + completion_tokens / self.decode_tokens_per_s
-
-
-FREE = SimulatedCost()
-"""No time at all: a measurement then covers everything but the engine."""
-
-
-def cost_of(spec: EngineSpec) -> SimulatedCost:
-    return SimulatedCost(
-        spec.simulated_prefill_tokens_per_s or math.inf,
-        spec.simulated_decode_tokens_per_s or math.inf,
-        spec.simulated_batch_ms,
-    )
 
 
 @dataclass(slots=True)
@@ -76,15 +50,13 @@ class SimulatedEngine:
     def __init__(
         self,
         limits: EngineLimits,
-        cost: SimulatedCost = FREE,
+        cost: SimulatedCost = SimulatedCost(),  # noqa: B008 - frozen
         sleep: Callable[[float], None] = time.sleep,
-        memory_tokens: int = 0,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``memory_tokens`` is the longest prompt it claims to have memory for; 0 means any. ``now`` is in seconds."""
+        """``now`` is in seconds."""
         self.limits = limits
         self._cost = cost
-        self._memory_tokens = memory_tokens
         self._sleep = sleep
         self._now = now
 
@@ -112,11 +84,10 @@ class SimulatedEngine:
         if isinstance(outcome, Failure):
             return outcome
         tokens = outcome.usage.prompt_tokens
-        if item.max_prompt_tokens is not None and tokens > item.max_prompt_tokens:
-            message = f"the prompt has {tokens} tokens; the tenant's limit is {item.max_prompt_tokens}"
-            return Failure(Code.CONTEXT_TOO_LONG, message, "input")
-        if 0 < self._memory_tokens < tokens:
-            return Failure(Code.OVERLOADED, f"{tokens} prompt tokens; there is memory for {self._memory_tokens}")
+        if failure := over_allowance(item, tokens):
+            return failure
+        if 0 < self._cost.memory_tokens < tokens:
+            return Failure(Code.OVERLOADED, f"{tokens} prompt tokens; there is memory for {self._cost.memory_tokens}")
         return outcome
 
     def _answer(self, item: EngineItem) -> Success | Failure:

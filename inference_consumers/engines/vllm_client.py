@@ -7,6 +7,7 @@ scheduling is not slowed down by this process, and dies alone.
 import asyncio
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -26,6 +27,7 @@ _GPU_MEMORY_UTILIZATION = "GPU_MEMORY_UTILIZATION"
 """The environment variable that sets the part of a GPU's memory that weights and cache may take together."""
 _DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 _CPU_CACHE_BYTES = 1 << 30
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,18 +270,10 @@ def _sampling(prompt: TextPrompt, parameters: Parameters) -> Any:
         top_p=parameters.top_p,
         seed=parameters.seed,
         # No answer contains half a surrogate pair, and it cannot be sent to the engine core.
-        stop=[text for text in prompt.stop if _is_unicode(text)],
+        stop=[text for text in prompt.stop if not _SURROGATE.search(text)],
         logprobs=parameters.logprobs,
         output_kind=RequestOutputKind.DELTA if parameters.stream else RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 async def _progress(results: Any, alternatives: int) -> AsyncIterator[Progress]:

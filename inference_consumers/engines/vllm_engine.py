@@ -28,6 +28,7 @@ from inference_consumers.engines.prompts import (
     warm_up_item,
 )
 from inference_consumers.engines.protocol import (
+    NOT_FINITE,
     CancelledItem,
     EngineGoneError,
     EngineItem,
@@ -194,7 +195,7 @@ class VllmEngine:
         try:
             tokenizer = AutoTokenizer.from_pretrained(spec.path, local_files_only=True, trust_remote_code=False)
             encoder = PromptEncoder(tokenizer, template)
-            streams = thread.result_of(self._start(spec, self._iterated, self._died))
+            streams = thread.result_of(self._start(spec, partial(self._guard, self._pass_on_step), self._died))
         except EngineLoadError:
             thread.close()
             raise
@@ -296,7 +297,7 @@ class VllmEngine:
         async for progress in results:
             if progress.has_nan:
                 await streams.abort(request.request_id)
-                return Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+                return NOT_FINITE
             request.take(progress)
             if progress.finish_reason != "abort" and progress.text and request.item.parameters.stream:
                 request.observer.text(request.index, progress.text)
@@ -306,18 +307,14 @@ class VllmEngine:
         return request.outcome(last, self._loaded.names)
 
     def _stop_items(self, item_ids: Collection[str]) -> None:
-        for item_id in item_ids:
-            for request in self._requests.get(item_id, ()):
-                self._stop(request)
+        for request in itertools.chain.from_iterable(self._requests.get(item_id, ()) for item_id in item_ids):
+            self._stop(request)
 
     def _stop(self, request: TextRequest) -> None:
         if not request.is_cancelled:
             request.is_cancelled = True
             if request.is_added and self._loaded is not None:
                 self._spawn(self._loaded.streams.abort(request.request_id))
-
-    def _iterated(self) -> None:
-        self._guard(self._pass_on_step)
 
     def _pass_on_step(self) -> None:
         for observer, running in tuple(self._runs.items()):

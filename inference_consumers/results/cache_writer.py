@@ -8,7 +8,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -34,20 +34,11 @@ TIMEOUT_S = 0.25
 _BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
 
 
-@dataclass(frozen=True, slots=True)
-class CacheWriterLimits:
-    """Bounds of the write queue, and of one write."""
-
-    max_entries: int = 1_024
-    max_bytes: int = 16 * 1024 * 1024
-    batch_entries: int = 64
-    batch_bytes: int = 1024 * 1024
-
-
 SealedAnswer = tuple[str, bytes]
 """The name of a cache entry, and its data."""
 
 
+@dataclass(eq=False)
 class CacheWriter:
     """Keeps the answers of work that asks for it (``WorkItem.cache_answer``), sealed, under the key that the dispatcher
     looks them up by. ``keep`` may be called from any thread.
@@ -55,25 +46,24 @@ class CacheWriter:
     An answer that a conversation or a degradation went into is its asker's alone.
     """
 
-    def __init__(
-        self,
-        redis: "Redis",
-        ttl_s: float,
-        limits: CacheWriterLimits = CacheWriterLimits(),
-        clock_ms: ClockMs = monotonic_ms,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        """``redis`` answers within a time-out and tries nothing again; it is closed with this."""
-        self._redis = redis
-        self._ttl_s = ttl_s
-        self._limits = limits
-        self._clock_ms = clock_ms
-        self._chance = chance
-        self._breaker = CircuitBreaker(_BREAKER)
-        self._changed = threading.Condition()
-        self._waiting: deque[SealedAnswer] = deque()
-        self._bytes = 0
-        self._closing = False
+    redis: Redis
+    """Answers within a time-out and tries nothing again; it is closed with this."""
+    ttl_s: float
+    clock_ms: ClockMs = monotonic_ms
+    chance: Callable[[], float] = random.random
+    max_entries: int = 1_024
+    """Of the queue, like ``max_bytes``."""
+    max_bytes: int = 16 * 1024 * 1024
+    batch_entries: int = 64
+    """Of one write, like ``batch_bytes``."""
+    batch_bytes: int = 1024 * 1024
+    _breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(_BREAKER))
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _waiting: deque[SealedAnswer] = field(default_factory=deque)
+    _bytes: int = 0
+    _closing: bool = False
+
+    def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="kept-answers", daemon=True)
 
     def start(self) -> None:
@@ -103,12 +93,12 @@ class CacheWriter:
                 _count("dropped", len(self._waiting))
                 self._waiting.clear()
         else:
-            self._redis.close()
+            self.redis.close()
 
     def _add(self, entry: SealedAnswer) -> None:
         with self._changed:
-            full = len(self._waiting) >= self._limits.max_entries
-            if self._closing or full or self._bytes + len(entry[1]) > self._limits.max_bytes:
+            full = len(self._waiting) >= self.max_entries
+            if self._closing or full or self._bytes + len(entry[1]) > self.max_bytes:
                 _count("dropped")
                 return
             self._waiting.append(entry)
@@ -126,23 +116,23 @@ class CacheWriter:
                 self._changed.wait()
             taken: list[SealedAnswer] = []
             size_bytes = 0
-            while self._waiting and len(taken) < self._limits.batch_entries:
+            while self._waiting and len(taken) < self.batch_entries:
                 size_bytes += len(self._waiting[0][1])
-                if taken and size_bytes > self._limits.batch_bytes:
+                if taken and size_bytes > self.batch_bytes:
                     break
                 taken.append(self._waiting.popleft())
                 self._bytes -= len(taken[-1][1])
             return taken
 
     def _write(self, entries: Sequence[SealedAnswer]) -> None:
-        if not self._breaker.lets_through(self._clock_ms()):
+        if not self._breaker.lets_through(self.clock_ms()):
             _count("unavailable", len(entries))
             return
         stored, error = 0, ""
         try:
-            with self._redis.pipeline(transaction=False) as pipeline:
+            with self.redis.pipeline(transaction=False) as pipeline:
                 for name, data in entries:
-                    pipeline.set(name, data, px=jittered_ttl_ms(self._ttl_s, self._chance()))
+                    pipeline.set(name, data, px=jittered_ttl_ms(self.ttl_s, self.chance()))
                 answers = pipeline.execute(raise_on_error=False)
             stored = sum(answer is True for answer in answers)
             error = next((type(answer).__name__ for answer in answers if answer is not True), "")
@@ -161,7 +151,7 @@ class CacheWriter:
             self._breaker.succeeded()
             return
         was_open = self._breaker.is_open
-        self._breaker.failed(self._clock_ms(), self._chance())
+        self._breaker.failed(self.clock_ms(), self.chance())
         if self._breaker.is_open and not was_open:
             log.warning("kept_answers_unavailable", error=error)
 

@@ -57,8 +57,10 @@ class DeadLetterShare:
         latest.dead.append(dead)
         latest.heard_at_ms = now_ms
         self._tenants.move_to_end(tenant)
-        while len(self._tenants) > MAX_TENANTS or self._oldest_at_ms() < now_ms - MAX_AGE_MS:
+        oldest = next(iter(self._tenants.values()))
+        while len(self._tenants) > MAX_TENANTS or oldest.heard_at_ms < now_ms - MAX_AGE_MS:
             self._tenants.popitem(last=False)
+            oldest = next(iter(self._tenants.values()))
 
     def exceeded(self) -> str | None:
         """The error message when the share is too high; None otherwise."""
@@ -71,6 +73,3 @@ class DeadLetterShare:
             return None
         dead = sum(sum(latest.dead) for latest in counted)
         return f"{dead} of the latest {items} items of all tenants but the worst went to the dead letters"
-
-    def _oldest_at_ms(self) -> int:
-        return next(iter(self._tenants.values())).heard_at_ms

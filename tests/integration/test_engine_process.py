@@ -22,13 +22,21 @@ from inference_consumers.engine_process.host import (
 )
 from inference_consumers.engine_process.messages import Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.process_facts import OomKills
-from inference_consumers.engines.protocol import CancelledItem, EngineItem, EngineSpec, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import (
+    CancelledItem,
+    EngineItem,
+    EngineSpec,
+    Failure,
+    ItemOutcome,
+    SimulatedCost,
+    Success,
+)
 from tests.kit.continuous_engine import UNJOINABLE
 from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
 from tests.kit.waiting import eventually
 
 MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
-SLOW = EngineSpec(MODEL, "models", simulated_decode_tokens_per_s=20)
+SLOW = EngineSpec(MODEL, "models", simulated=SimulatedCost(decode_tokens_per_s=20))
 FAST = EngineSpec(MODEL, "models")
 WAIT_S = 20
 CONTINUOUS = "tests.kit.continuous_engine"

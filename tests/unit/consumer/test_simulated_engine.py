@@ -22,11 +22,12 @@ from inference_consumers.engines.protocol import (
     ItemOutcome,
     Outcomes,
     RunCost,
+    SimulatedCost,
     Success,
     run_batch,
 )
 from inference_consumers.engines.registry import create_engine
-from inference_consumers.engines.simulated import FREE, SimulatedCost, SimulatedEngine
+from inference_consumers.engines.simulated import SimulatedEngine
 
 PROJECT = Path(__file__).parents[3]
 LIMITS = EngineLimits(max_batch_size=32, max_batch_tokens=4096, max_context_tokens=100, max_output_tokens=50)
@@ -75,8 +76,8 @@ class Watcher(Outcomes):
         return self._time.seconds >= self._cancel_at.get(index, math.inf)
 
 
-def engine(time: Time, cost: SimulatedCost = FREE, **options: int) -> SimulatedEngine:
-    return SimulatedEngine(LIMITS, cost, time.sleep, now=time.now, **options)
+def engine(time: Time, cost: SimulatedCost | None = None) -> SimulatedEngine:
+    return SimulatedEngine(LIMITS, cost or SimulatedCost(), time.sleep, now=time.now)
 
 
 def generate(prompt: str = "x" * 40, parameters: Parameters | None = None) -> EngineItem:
@@ -243,7 +244,9 @@ def test_too_long_fails_only_its_item() -> None:
 
 def test_an_item_beyond_its_memory_fails_alone() -> None:
     texts = EngineItem("id", "embed", RequestInput(texts=("x" * 24, "x" * 20)), Parameters())
-    outcomes = run_batch(SimulatedEngine(LIMITS, memory_tokens=10), [generate("x" * 40), generate("x" * 44), texts])
+    outcomes = run_batch(
+        SimulatedEngine(LIMITS, SimulatedCost(memory_tokens=10)), [generate("x" * 40), generate("x" * 44), texts]
+    )
     assert isinstance(outcomes[0], Success)
     assert outcomes[1:] == [Failure(Code.OVERLOADED, "11 prompt tokens; there is memory for 10")] * 2
 

@@ -102,11 +102,7 @@ class ConsumerApp:
         settings = self._settings
         self._health.start()
         ownership = Ownership(settings.max_undone_span)
-        transactional_id = consumer_transactional_id(settings.group_prefix, self._pool, settings.instance_id)
-        producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
-        transactions = TransactionLoop(
-            producer, ownership, on_fatal=self._fail, max_records=settings.max_transaction_records
-        )
+        transactions = self._transactions(ownership)
         consumer = self._consumer(ownership, transactions)
         driver = consumer.driver
         if not self._load_engines(driver):
@@ -157,6 +153,12 @@ class ConsumerApp:
         if self._failure is not None:
             raise EngineLoadError(str(self._failure))
         return False
+
+    def _transactions(self, ownership: Ownership) -> TransactionLoop:
+        settings = self._settings
+        transactional_id = consumer_transactional_id(settings.group_prefix, self._pool, settings.instance_id)
+        producer = Producer(transactional_producer(settings, transactional_id, settings.transaction_timeout_ms))
+        return TransactionLoop(producer, ownership, on_fatal=self._fail, max_records=settings.max_transaction_records)
 
     def _consumer(self, ownership: Ownership, transactions: TransactionLoop) -> InferenceConsumer:
         settings = self._settings

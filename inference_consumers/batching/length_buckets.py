@@ -17,14 +17,14 @@ from inference_consumers.batching.received_work import ReceivedWork
 MAX_PADDING = 0.125
 """Padding's part of a batch's prefill, at most, unless a run of its own would cost more than the padding does."""
 
-MAX_PADDING_OVER_TIME = 0.14
+_MAX_PADDING_OVER_TIME = 0.14
 """What it may be over many batches when some were padded for that reason: they use up what others left over."""
 
 _KEPT_PER_BATCH = 0.95
 _TRUST_TOKENS = 100.0
 """How much rectangle must be seen before what the engine says of it counts for half."""
 
-PROMPT_CLASSES_PER_DOUBLING = 4
+_PROMPT_CLASSES_PER_DOUBLING = 4
 """Prompts of one class differ by 19 % at most, and waste a twelfth of the rectangle when evenly spread. Measured on the
 lengths of the load benchmarks: with 256 items waiting 6 % of the prefill is padding with 4 classes, 8 % with 3 and 9 %
 with 2; with 32 waiting it is 9 % with any. More classes bring a point and twice the cells."""
@@ -33,8 +33,8 @@ _SHORTEST = 16
 """Below that a prompt is as good as another."""
 _LONGEST = 2**21
 _PROMPT_BOUNDARIES = tuple(
-    round(_SHORTEST * 2 ** (step / PROMPT_CLASSES_PER_DOUBLING))
-    for step in range(PROMPT_CLASSES_PER_DOUBLING * (_LONGEST // _SHORTEST).bit_length())
+    round(_SHORTEST * 2 ** (step / _PROMPT_CLASSES_PER_DOUBLING))
+    for step in range(_PROMPT_CLASSES_PER_DOUBLING * (_LONGEST // _SHORTEST).bit_length())
 )
 _OUTPUT_BOUNDARIES = (16, 64, 256, 1_024, 4_096)
 
@@ -135,9 +135,9 @@ class PaddingRecord:
         self._computed_tokens = _KEPT_PER_BATCH * self._computed_tokens + padding_tokens
 
     def allows(self, batch: Shape) -> bool:
-        """Whether padding would still be within MAX_PADDING_OVER_TIME."""
+        """Whether padding would still be within _MAX_PADDING_OVER_TIME."""
         prefill_tokens, padding_tokens = self._with(batch)
-        return padding_tokens <= MAX_PADDING_OVER_TIME * prefill_tokens
+        return padding_tokens <= _MAX_PADDING_OVER_TIME * prefill_tokens
 
     def _with(self, batch: Shape) -> tuple[float, float]:
         padding_tokens = self.weight * batch.padding_tokens

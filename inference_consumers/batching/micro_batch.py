@@ -42,7 +42,7 @@ from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 
 
 @dataclass(slots=True)
-class BatchRoom:
+class _BatchRoom:
     """Remaining room of a batch while it is formed. ``max_tokens`` bounds its cost, padding included, except for the
     first item; ``padding`` is that of earlier batches; ``done_by_ms`` is the deadline of an item outside, if any."""
 
@@ -305,7 +305,7 @@ class MicroBatcher:
         size = model.size_for(leader.cost_tokens)
         waiting = model.items
         wanted = size.wanted(waiting, limits.max_items)
-        room = BatchRoom(wanted, limits.max_tokens, now_ms, model.times, model.padding, before_ms)
+        room = _BatchRoom(wanted, limits.max_tokens, now_ms, model.times, model.padding, before_ms)
         room.take(leader)
         taken = [self._remove(leader)]
         nearest = sorted(model.cells, key=lambda cell: cell.cell.distance(leader.cell))
@@ -317,7 +317,7 @@ class MicroBatcher:
         model.padding.made(room.shape)
         return MicroBatch(key, tuple(taken))
 
-    def _join(self, room: BatchRoom, cell: CellLines, standing: Standing, priority: str) -> Iterator[ReceivedWork]:
+    def _join(self, room: _BatchRoom, cell: CellLines, standing: Standing, priority: str) -> Iterator[ReceivedWork]:
         entry = cell.first(standing, priority)
         if entry is None or room.is_full:
             return

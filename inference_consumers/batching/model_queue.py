@@ -143,11 +143,11 @@ class CellLines:
         self.cost_tokens += by * entry.cost_tokens
 
 
-KEPT_PER_ARRIVAL = 0.7
+_KEPT_PER_ARRIVAL = 0.7
 
 
 @dataclass(slots=True)
-class ArrivalPace:
+class _ArrivalPace:
     """The gaps between one model's arrivals, averaged, older ones counting less."""
 
     _last_at_ms: int | None = None
@@ -157,7 +157,7 @@ class ArrivalPace:
         if self._last_at_ms is not None:
             gap_ms = max(0, at_ms - self._last_at_ms)
             past_ms = gap_ms if self._gap_ms is None else self._gap_ms
-            self._gap_ms = KEPT_PER_ARRIVAL * past_ms + (1 - KEPT_PER_ARRIVAL) * gap_ms
+            self._gap_ms = _KEPT_PER_ARRIVAL * past_ms + (1 - _KEPT_PER_ARRIVAL) * gap_ms
         self._last_at_ms = at_ms
 
     def worth_waiting_ms(self, timeout_ms: int) -> int:
@@ -165,10 +165,10 @@ class ArrivalPace:
         return timeout_ms if self._gap_ms is None or self._gap_ms < timeout_ms else 0
 
 
-KEPT_PER_RUN = 0.9
+_KEPT_PER_RUN = 0.9
 """What the past counts for after another run: after 22 it is a tenth."""
 
-LONGEST_RUN = 4.0
+_LONGEST_RUN = 4.0
 """A run counts for at most so many times what was predicted: one stall must not make everything look hopeless. A
 lasting slowdown of any size is still followed."""
 
@@ -192,12 +192,12 @@ class RunTimes:
 
     def ran(self, tokens: int, seconds: float) -> None:
         if self._weight > 0:
-            seconds = min(seconds, LONGEST_RUN * max(self.predicted_s(tokens), 1e-6))
-        self._weight = KEPT_PER_RUN * self._weight + 1
-        self._tokens = KEPT_PER_RUN * self._tokens + tokens
-        self._seconds = KEPT_PER_RUN * self._seconds + seconds
-        self._tokens_squared = KEPT_PER_RUN * self._tokens_squared + tokens * tokens
-        self._tokens_seconds = KEPT_PER_RUN * self._tokens_seconds + tokens * seconds
+            seconds = min(seconds, _LONGEST_RUN * max(self.predicted_s(tokens), 1e-6))
+        self._weight = _KEPT_PER_RUN * self._weight + 1
+        self._tokens = _KEPT_PER_RUN * self._tokens + tokens
+        self._seconds = _KEPT_PER_RUN * self._seconds + seconds
+        self._tokens_squared = _KEPT_PER_RUN * self._tokens_squared + tokens * tokens
+        self._tokens_seconds = _KEPT_PER_RUN * self._tokens_seconds + tokens * seconds
 
     def predicted_s(self, tokens: float) -> float:
         """What a run of so many tokens takes; 0 before the first."""
@@ -241,7 +241,7 @@ class ModelQueue:
     times: RunTimes = field(default_factory=RunTimes)
     safe: SafeSize = field(default_factory=SafeSize)
     padding: PaddingRecord = field(default_factory=PaddingRecord)
-    pace: ArrivalPace = field(default_factory=ArrivalPace)
+    pace: _ArrivalPace = field(default_factory=_ArrivalPace)
     turns: PriorityPick = field(default_factory=PriorityPick)
     """Of a continuous engine, item by item."""
     _sizes: dict[int, BatchSizeTuner] = field(default_factory=dict)

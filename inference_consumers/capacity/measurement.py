@@ -16,10 +16,10 @@ from fairlane.records import TokenUsage, WorkItem
 from fairlane_server.cost_tokens import cost_tokens
 from inference_consumers.batching.received_work import ModelKey
 
-KEPT_PER_RUN = 0.7
+_KEPT_PER_RUN = 0.7
 """What the past counts for after another run of its bucket: after 8 runs of like size it is 6 % of the average."""
 
-LONGEST_RUN = 4.0
+_LONGEST_RUN = 4.0
 """A run counts for at most so many times the time predicted by its bucket: one stall (a paused process, a page that had
 to be read) must not look like a slow engine. A lasting slowdown is still followed."""
 
@@ -40,7 +40,7 @@ RETRIED_AFTER_MS = 30_000
 while it reports that it fails. One more failure and it is failing again."""
 
 
-WINDOW_MS = 1_000
+_WINDOW_MS = 1_000
 """Busy time of a window."""
 
 
@@ -97,11 +97,11 @@ class _Bucket:
         """Returns for how many seconds the run counts."""
         seconds = max(run.seconds, 1e-9)
         if self.cost > 0:
-            seconds = min(seconds, LONGEST_RUN * run.cost_tokens * self.seconds / self.cost)
-        self.prompt = KEPT_PER_RUN * self.prompt + run.prompt_tokens
-        self.completion = KEPT_PER_RUN * self.completion + run.completion_tokens
-        self.cost = KEPT_PER_RUN * self.cost + run.cost_tokens
-        self.seconds = KEPT_PER_RUN * self.seconds + seconds
+            seconds = min(seconds, _LONGEST_RUN * run.cost_tokens * self.seconds / self.cost)
+        self.prompt = _KEPT_PER_RUN * self.prompt + run.prompt_tokens
+        self.completion = _KEPT_PER_RUN * self.completion + run.completion_tokens
+        self.cost = _KEPT_PER_RUN * self.cost + run.cost_tokens
+        self.seconds = _KEPT_PER_RUN * self.seconds + seconds
         self.larger_runs_since = 0
         return seconds
 
@@ -143,7 +143,7 @@ class CapacityMeter:
         """
         fill = min(1.0, fill)
         past = fill if self._batch_fill is None else self._batch_fill
-        self._batch_fill = KEPT_PER_RUN * past + (1 - KEPT_PER_RUN) * fill
+        self._batch_fill = _KEPT_PER_RUN * past + (1 - _KEPT_PER_RUN) * fill
         if failed is not None:
             self._failures.append(failed)
 
@@ -222,7 +222,7 @@ class BusyWindow:
             self._busy_ms += passed_ms
             self._item_ms += passed_ms * self._active_items
         self._active_items, self._since_ms = active_items, now_ms
-        if self._busy_ms == 0 or not self._served or (self._busy_ms < WINDOW_MS and active_items > 0):
+        if self._busy_ms == 0 or not self._served or (self._busy_ms < _WINDOW_MS and active_items > 0):
             return None
         items = max(1, round(self._item_ms / self._busy_ms))
         run = measured(self._served, items, self._busy_ms / 1_000)

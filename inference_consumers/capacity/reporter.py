@@ -15,7 +15,7 @@ from fairlane.records import CapacityReport
 
 log = get_logger(__name__)
 
-INTERVAL_S = 0.25
+_INTERVAL_S = 0.25
 _FLUSH_TIMEOUT_S = 2.0
 _JOIN_MARGIN_S = 1.0
 
@@ -33,7 +33,7 @@ class CapacityReporter:
     observe: Callable[[bool], CapacityReport | None]
     """The report to send now, given whether the process drains; None when there is nothing to say."""
     on_death: Callable[[Exception], None]
-    interval_s: float = INTERVAL_S
+    interval_s: float = _INTERVAL_S
     _stopping: threading.Event = field(default_factory=threading.Event)
     _losing: bool = False
 

@@ -142,13 +142,13 @@ class RunReport:
         self.on_end(self.run_id)
 
 
-Create = Callable[[EngineSpec], Engine]
+_Create = Callable[[EngineSpec], Engine]
 
 _DIED_STATUS = 3
 _METRICS_EVERY_S = 5.0
 
 
-def main(create: Create) -> int:
+def main(create: _Create) -> int:
     """Serve the consumer at the other end of the file descriptor that the command line names. Returns the exit
     status."""
     # A run inside a library in C would otherwise hold the device until it came back.
@@ -159,13 +159,13 @@ def main(create: Create) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    return EngineProcess(Channel(Connection(descriptor)), create).serve()
+    return _EngineProcess(Channel(Connection(descriptor)), create).serve()
 
 
-class EngineProcess:
+class _EngineProcess:
     """One engine, one consumer."""
 
-    def __init__(self, channel: Channel, create: Create) -> None:
+    def __init__(self, channel: Channel, create: _Create) -> None:
         self._channel = channel
         self._create = create
         self._continuous: ContinuousEngine | None = None
@@ -180,7 +180,7 @@ class EngineProcess:
         engine = self._load()
         if engine is None:
             return 1
-        if is_continuous(engine):
+        if _is_continuous(engine):
             self._continuous = engine
             engine.watch(self._died)
             threading.Thread(target=self._report_metrics, args=(engine,), name="metrics", daemon=True).start()
@@ -206,7 +206,7 @@ class EngineProcess:
             # One line, for a log: libraries explain at length.
             self._channel.write(LoadFailed(" ".join(str(error).split())))
             return None
-        self._channel.write(Loaded(engine.name, is_continuous(engine), monotonic() - started))
+        self._channel.write(Loaded(engine.name, _is_continuous(engine), monotonic() - started))
         return engine
 
     def _read(self) -> None:
@@ -288,7 +288,7 @@ def item_name(run_id: int, index: int) -> str:
     return f"{run_id}/{index}"
 
 
-def is_continuous(engine: Engine) -> TypeGuard[ContinuousEngine]:
+def _is_continuous(engine: Engine) -> TypeGuard[ContinuousEngine]:
     """Whether an engine takes items while others run."""
     return hasattr(engine, "join")
 

@@ -88,7 +88,7 @@ class Metrics(msgspec.Struct, frozen=True, tag=True):
 
 
 # The first message is what the engine is made from.
-ToEngine = EngineSpec | Run | Cancel | Close
+_ToEngine = EngineSpec | Run | Cancel | Close
 FromEngine = Loaded | LoadFailed | RunStep | RunEnded | Died | Metrics
 
 
@@ -108,7 +108,7 @@ class Channel:
         """Raises EOFError or OSError when the other side is gone."""
         return self._connection.recv_bytes()
 
-    def write(self, message: ToEngine | FromEngine) -> None:
+    def write(self, message: _ToEngine | FromEngine) -> None:
         """Blocks while the other side does not read. Raises OSError when it is gone, and UnicodeEncodeError for
         invalid text."""
         data = self._encoder.encode(message)
@@ -121,7 +121,7 @@ class Channel:
             self._connection.close()
 
 
-to_engine: "msgspec.msgpack.Decoder[ToEngine]" = msgspec.msgpack.Decoder(ToEngine)
+to_engine: "msgspec.msgpack.Decoder[_ToEngine]" = msgspec.msgpack.Decoder(_ToEngine)
 """Raises msgspec.DecodeError for bytes that are no message to an engine."""
 
 from_engine: "msgspec.msgpack.Decoder[FromEngine]" = msgspec.msgpack.Decoder(FromEngine)

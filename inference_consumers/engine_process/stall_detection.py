@@ -16,7 +16,7 @@ REPORTED_AFTER_MS = 1_000
 """The dispatchers know within this time that the process fails. Work handed back earlier could be sent straight
 back."""
 
-BUSY_SHARE = 0.5
+_BUSY_SHARE = 0.5
 """The silence counts against the run only if the engine used a processor for this part of it: a process that waits for
 a volume, a driver or a busy processor uses hardly any. A run that loops may get no more on a shared machine."""
 
@@ -100,7 +100,7 @@ class RunWatch:
         why = f"it made no progress for {self.seen_s:.0f} s"
         if self._own_ms <= self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED):
             return EngineEnd(EndKind.STOPPED, f"{why}, and was stopped for a part of that")
-        if self._busy_ms < BUSY_SHARE * self._own_ms:
+        if self._busy_ms < _BUSY_SHARE * self._own_ms:
             return EngineEnd(EndKind.STOPPED, f"{why}, and used a processor for {self._busy_ms / 1_000:.0f} s of that")
         return EngineEnd(EndKind.HUNG, why)
 

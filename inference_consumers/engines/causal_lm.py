@@ -35,7 +35,7 @@ _GPU_PREFILL_TOKENS = 8192
 
 
 @dataclass(slots=True, eq=False)
-class AnswerRow:
+class _AnswerRow:
     """One item while it is generated. ``index`` is its place in the batch; ``sampler`` None is greedy."""
 
     index: int
@@ -52,10 +52,12 @@ class AnswerRow:
         return TokenUsage(prompt_tokens=self.prefilled, completion_tokens=self.answer.tokens)
 
 
-class Generation:
+class _Generation:
     """Runs at least one row until each is done, and reports to the observer."""
 
-    def __init__(self, network: PreTrainedModel, rows: Sequence[AnswerRow], pad_id: int, observer: RunObserver) -> None:
+    def __init__(
+        self, network: PreTrainedModel, rows: Sequence[_AnswerRow], pad_id: int, observer: RunObserver
+    ) -> None:
         self._network = network
         self._observer = observer
         self._device: torch.device = network.device
@@ -144,7 +146,7 @@ class Generation:
         ).logits[:, -1]
         return logits.float()
 
-    def _accept(self, rows: Sequence[AnswerRow], logits: torch.Tensor) -> None:
+    def _accept(self, rows: Sequence[_AnswerRow], logits: torch.Tensor) -> None:
         """Choose the next token of every row, and report the results."""
         self._computed += len(rows)
         tokens = choose_tokens(logits, [row.sampler for row in rows])
@@ -229,7 +231,7 @@ class CausalLmEngine(PretrainedEngine):
         rows = []
         for index, item in enumerate(batch):
             row = self._row(index, item, self._loaded)
-            if isinstance(row, AnswerRow):
+            if isinstance(row, _AnswerRow):
                 rows.append(row)
             else:
                 observer.finished(index, row)
@@ -237,12 +239,12 @@ class CausalLmEngine(PretrainedEngine):
             observer.step()
         if not rows:
             return RunCost()
-        return Generation(self._loaded.network, rows, self._loaded.pad_id, observer).run()
+        return _Generation(self._loaded.network, rows, self._loaded.pad_id, observer).run()
 
     def close(self) -> None:
         self._loaded = None
 
-    def _row(self, index: int, item: EngineItem, loaded: _Loaded) -> AnswerRow | Failure:
+    def _row(self, index: int, item: EngineItem, loaded: _Loaded) -> _AnswerRow | Failure:
         prompt = prepare_text(item, loaded.encoder, self.limits)
         if isinstance(prompt, Failure):
             return prompt
@@ -255,6 +257,6 @@ class CausalLmEngine(PretrainedEngine):
             may_be_broken=partial(has_broken_text, item),
         )
         parameters = item.parameters
-        return AnswerRow(
+        return _AnswerRow(
             index, prompt.token_ids, Sampler.of(parameters), parameters.logprobs, answer, parameters.stream
         )

@@ -34,24 +34,24 @@ from inference_consumers.engines.protocol import (
     wrong_task,
 )
 
-Forward = Callable[[torch.Tensor], torch.Tensor]
+_Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class ProgramFormat:
+class _ProgramFormat:
     """Program format of torch: the engine that serves it, its file, its safety check and its loader."""
 
     engine: str
     file: str
     check: Callable[[Path], None]
-    read: Callable[[Path, torch.device], Forward]
+    read: Callable[[Path, torch.device], _Forward]
 
 
 @dataclass(frozen=True, slots=True)
-class VisionProgram:
+class _VisionProgram:
     """A loaded classifier; ``labels`` name the columns of its logits."""
 
-    forward: Forward
+    forward: _Forward
     labels: tuple[str, ...]
     pixels: PixelFormat
 
@@ -60,7 +60,7 @@ def _check_torchscript(_file: Path) -> None:
     raise UnsafeArchiveError("it is a program of torch.jit; export it anew with torch.export")
 
 
-def _read_exported(file: Path, device: torch.device) -> Forward:
+def _read_exported(file: Path, device: torch.device) -> _Forward:
     # Before it raises what is wrong with a file, it logs a traceback of it.
     logging.getLogger("torch.export").setLevel(logging.CRITICAL)
     program = torch.export.load(file)
@@ -71,7 +71,7 @@ def _read_exported(file: Path, device: torch.device) -> Forward:
     return program.module()
 
 
-def _read_torchscript(file: Path, device: torch.device) -> Forward:
+def _read_torchscript(file: Path, device: torch.device) -> _Forward:
     with warnings.catch_warnings():
         # torch advises to export anew, which is impossible with only the old file.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -85,8 +85,8 @@ def _first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
 
-EXPORTED = ProgramFormat("torch-classifier", "model.pt2", check_exported, _read_exported)
-TORCHSCRIPT = ProgramFormat("torchscript-classifier", "model.pt", _check_torchscript, _read_torchscript)
+EXPORTED = _ProgramFormat("torch-classifier", "model.pt2", check_exported, _read_exported)
+TORCHSCRIPT = _ProgramFormat("torchscript-classifier", "model.pt", _check_torchscript, _read_torchscript)
 
 
 class ClassifierEngine:
@@ -95,9 +95,9 @@ class ClassifierEngine:
     A classification counts no tokens for its sender; to the cost of a run each picture is one.
     """
 
-    _program: VisionProgram | None = None
+    _program: _VisionProgram | None = None
 
-    def __init__(self, spec: EngineSpec, format_: ProgramFormat = EXPORTED) -> None:
+    def __init__(self, spec: EngineSpec, format_: _ProgramFormat = EXPORTED) -> None:
         """Raises EngineLoadError where models.yaml asks to change the numbers of a program, which were fixed when it
         was saved, and for a device that does not exist."""
         self.limits = spec.limits
@@ -143,7 +143,7 @@ class ClassifierEngine:
                     f"{file} gives logits {tuple(logits.shape)} for {batch} pictures; "
                     f"{description.name} has {len(labels)} labels"
                 )
-        self._program = VisionProgram(forward, labels, pixels)
+        self._program = _VisionProgram(forward, labels, pixels)
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item. A step is one picture decoded, or ``max_batch_size`` of them classified."""
@@ -192,7 +192,7 @@ class ClassifierEngine:
         return tuple(labels), PixelFormat(height, width, channels)
 
 
-def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunObserver) -> list[tuple[int, bytes]]:
+def _decoded(batch: Sequence[EngineItem], program: _VisionProgram, observer: RunObserver) -> list[tuple[int, bytes]]:
     """Pixels of the items with a valid image, by their index in the batch; the others get a failure."""
     pictures = []
     for index, item in enumerate(batch):
@@ -209,7 +209,7 @@ def _decoded(batch: Sequence[EngineItem], program: VisionProgram, observer: RunO
     return pictures
 
 
-def _logits(pictures: Sequence[bytes], program: VisionProgram, device: torch.device) -> Iterator[torch.Tensor]:
+def _logits(pictures: Sequence[bytes], program: _VisionProgram, device: torch.device) -> Iterator[torch.Tensor]:
     """float32 on the CPU, one row of shape (labels,) per picture."""
     # bytearray, because torch warns about memory it must not write to.
     pixels = torch.frombuffer(bytearray(b"".join(pictures)), dtype=torch.uint8).to(device)

@@ -44,7 +44,7 @@ _SIGMOID, _IDENTITY = "Sigmoid", "Identity"
 
 
 @dataclass(frozen=True, slots=True)
-class TokenRow:
+class _TokenRow:
     """One text, or one pair of them, as the network takes it. ``type_ids`` distinguish the texts of a pair."""
 
     ids: list[int]
@@ -54,16 +54,16 @@ class TokenRow:
 @dataclass(slots=True)
 class _Progress:
     item: EngineItem
-    rows: Sequence[TokenRow]
+    rows: Sequence[_TokenRow]
     results: dict[int, torch.Tensor] = field(default_factory=dict)
     spent_tokens: int = 0
 
 
 @dataclass(slots=True)
-class EncoderRun:
+class _EncoderRun:
     """One run of a batch."""
 
-    engine: "EncoderEngine"
+    engine: "_EncoderEngine"
     network: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
     batch: Sequence[EngineItem]
@@ -96,7 +96,7 @@ class EncoderRun:
             self.observer.step()
         return RunCost(useful_tokens=useful, computed_tokens=computed)
 
-    def _row(self, place: tuple[int, int]) -> TokenRow:
+    def _row(self, place: tuple[int, int]) -> _TokenRow:
         index, row = place
         return self._running[index].rows[row]
 
@@ -112,7 +112,7 @@ class EncoderRun:
         else:
             self._running[index] = _Progress(item, rows)
 
-    def _inputs(self, rows: Sequence[TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
+    def _inputs(self, rows: Sequence[_TokenRow], device: torch.device) -> dict[str, torch.Tensor]:
         """Padded on the right."""
         shape = len(rows), max(len(row.ids) for row in rows)
         inputs = {
@@ -160,7 +160,7 @@ def _groups(
         yield group
 
 
-class EncoderEngine(PretrainedEngine):
+class _EncoderEngine(PretrainedEngine):
     """Runs whole batches. No text is ever cut: one that is too long is a Failure."""
 
     auto_class: ClassVar[type[PreTrainedModel]]
@@ -177,7 +177,7 @@ class EncoderEngine(PretrainedEngine):
         """Answer every item. A step is an item made into tokens, or a group of texts computed."""
         if self._loaded is None:
             raise self._spec.error("not loaded")
-        return EncoderRun(self, *self._loaded, batch, observer).run(self._device)
+        return _EncoderRun(self, *self._loaded, batch, observer).run(self._device)
 
     def close(self) -> None:
         self._loaded = None
@@ -191,7 +191,7 @@ class EncoderEngine(PretrainedEngine):
         """Items of different lengths, so that padding is tried as well."""
 
     @abstractmethod
-    def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[TokenRow] | Failure:
+    def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[_TokenRow] | Failure:
         """The rows of an item, at least one, none of them empty or longer than the context."""
 
     @abstractmethod
@@ -239,7 +239,7 @@ class Pooling:
         return (hidden * weights).sum(1) / weights.sum(1)
 
 
-class EmbeddingEngine(EncoderEngine):
+class EmbeddingEngine(_EncoderEngine):
     """``torch-embedding``: does embed and rank.
 
     The vector of a text is pooled from the last hidden states of its tokens: their mean, scaled to length 1, unless the
@@ -264,7 +264,7 @@ class EmbeddingEngine(EncoderEngine):
             EngineItem("warm-up", Task.RANK, RequestInput(query="hello", documents=("hello again",)), Parameters()),
         )
 
-    def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[TokenRow] | Failure:
+    def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[_TokenRow] | Failure:
         """One row per text; for a ranking the query comes first."""
         given = item.input
         if item.task == Task.EMBED:
@@ -285,7 +285,7 @@ class EmbeddingEngine(EncoderEngine):
         for name, ids in zip(fields, token_ids, strict=True):
             if wrong := _wrong_length(len(ids), self.limits.max_context_tokens, name):
                 return wrong
-        return [TokenRow(ids) for ids in token_ids]
+        return [_TokenRow(ids) for ids in token_ids]
 
     def compute(self, network: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         return self._pooling.pool(network(**inputs).last_hidden_state, inputs["attention_mask"])
@@ -338,7 +338,7 @@ def _read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
 
 
-class CrossEncoderEngine(EncoderEngine):
+class CrossEncoderEngine(_EncoderEngine):
     """``torch-cross-encoder``: ranks with a classifier of sequences with one label, which reads query and document
     together, in one row.
 
@@ -363,7 +363,7 @@ class CrossEncoderEngine(EncoderEngine):
         given = RequestInput(query="hello", documents=("hello", "hello again"))
         return (EngineItem("warm-up", Task.RANK, given, Parameters()),)
 
-    def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[TokenRow] | Failure:
+    def prepare(self, item: EngineItem, tokenizer: PreTrainedTokenizerBase) -> Sequence[_TokenRow] | Failure:
         if item.task != Task.RANK:
             return wrong_task(item)
         documents, limit = item.input.documents or (), self.limits.max_context_tokens
@@ -387,7 +387,7 @@ class CrossEncoderEngine(EncoderEngine):
             if wrong := _wrong_length(len(ids), limit, f"input.documents[{index}]"):
                 return wrong
         all_type_ids = pairs.get("token_type_ids") or [None] * len(all_ids)
-        return [TokenRow(ids, type_ids) for ids, type_ids in zip(all_ids, all_type_ids, strict=True)]
+        return [_TokenRow(ids, type_ids) for ids, type_ids in zip(all_ids, all_type_ids, strict=True)]
 
     def compute(self, network: PreTrainedModel, inputs: Mapping[str, torch.Tensor]) -> torch.Tensor:
         logits: torch.Tensor = network(**inputs).logits

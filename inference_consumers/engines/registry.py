@@ -5,7 +5,7 @@ import os
 from inference_consumers.engines.protocol import Engine, EngineSpec
 from inference_consumers.engines.simulated import SimulatedEngine
 
-ENGINE_NAMES = (
+_ENGINE_NAMES = (
     "torch-causal-lm",
     "torch-embedding",
     "torch-cross-encoder",
@@ -46,4 +46,4 @@ def create_engine(spec: EngineSpec) -> Engine:
         case "simulated":
             return SimulatedEngine(spec.limits, spec.simulated)
         case name:
-            raise spec.error(f"{spec.path}: no engine is called {name!r}; known: {', '.join(ENGINE_NAMES)}")
+            raise spec.error(f"{spec.path}: no engine is called {name!r}; known: {', '.join(_ENGINE_NAMES)}")

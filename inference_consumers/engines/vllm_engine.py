@@ -47,10 +47,10 @@ from inference_consumers.engines.vllm_client import Progress, RequestRefusedErro
 _END_TIMEOUT_S = 10.0
 _LOOK_EVERY_S = 0.2
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class LoopThread:
+class _LoopThread:
     """An event loop on a thread of its own, from the start until ``close``."""
 
     def __init__(self, name: str) -> None:
@@ -61,7 +61,7 @@ class LoopThread:
     def post(self, function: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(function)
 
-    def result_of(self, work: Coroutine[Any, Any, T]) -> T:
+    def result_of(self, work: Coroutine[Any, Any, _T]) -> _T:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class LoopThread:
             runner.get_loop().run_forever()
 
 
-class WaitedRun:
+class _WaitedRun:
     """Passes everything on to an observer, and waits until all outcomes were reported."""
 
     def __init__(self, observer: RunObserver, items: int) -> None:
@@ -103,7 +103,7 @@ class WaitedRun:
 
 
 @dataclass(eq=False, slots=True)
-class TextRequest:
+class _TextRequest:
     """One item while it waits or runs. ``request_id`` is vLLM's name of it."""
 
     request_id: str
@@ -159,7 +159,7 @@ class TextRequest:
 class _Loaded:
     encoder: PromptEncoder
     names: TokenNames
-    thread: LoopThread
+    thread: _LoopThread
     streams: VllmStreams
 
 
@@ -182,16 +182,16 @@ class VllmEngine:
         self._on_death: Callable[[BaseException], None] | None = None
         self._death_lock = threading.Lock()
         # What follows belongs to the loop's thread.
-        self._runs: dict[RunObserver, set[TextRequest]] = {}
+        self._runs: dict[RunObserver, set[_TextRequest]] = {}
         """Batches that joined: their items without an outcome."""
-        self._requests: dict[str, set[TextRequest]] = {}
+        self._requests: dict[str, set[_TextRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self) -> None:
         spec = self._spec
         check_model_folder(spec)
         template = read_passages_template(spec)
-        thread = LoopThread("vllm")
+        thread = _LoopThread("vllm")
         try:
             tokenizer = AutoTokenizer.from_pretrained(spec.path, local_files_only=True, trust_remote_code=False)
             encoder = PromptEncoder(tokenizer, template)
@@ -209,7 +209,7 @@ class VllmEngine:
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item; other batches may run meanwhile."""
         self._checked()
-        waited = WaitedRun(observer, len(batch))
+        waited = _WaitedRun(observer, len(batch))
         self.join(batch, waited)
         return waited.wait(self._check_alive)
 
@@ -264,14 +264,14 @@ class VllmEngine:
                 observer.finished(index, CancelledItem(TokenUsage()))
             else:
                 # Names of our own: an item that is tried again must not meet its former self.
-                request = TextRequest(str(next(self._ids)), index, item, prompt, observer)
+                request = _TextRequest(str(next(self._ids)), index, item, prompt, observer)
                 requests.add(request)
                 self._requests.setdefault(item.item_id, set()).add(request)
         for request in sorted(requests, key=lambda request: request.index):
             self._spawn(self._answer(request))
         self._report_step(observer)
 
-    async def _answer(self, request: TextRequest) -> None:
+    async def _answer(self, request: _TextRequest) -> None:
         outcome = await self._outcome_of(request)
         running = self._runs[request.observer]
         running.discard(request)
@@ -283,7 +283,7 @@ class VllmEngine:
         if not running:
             self._report_step(request.observer)
 
-    async def _outcome_of(self, request: TextRequest) -> ItemOutcome:
+    async def _outcome_of(self, request: _TextRequest) -> ItemOutcome:
         assert self._loaded is not None  # noqa: S101 - requests come by join
         streams = self._loaded.streams
         try:
@@ -310,7 +310,7 @@ class VllmEngine:
         for request in itertools.chain.from_iterable(self._requests.get(item_id, ()) for item_id in item_ids):
             self._stop(request)
 
-    def _stop(self, request: TextRequest) -> None:
+    def _stop(self, request: _TextRequest) -> None:
         if not request.is_cancelled:
             request.is_cancelled = True
             if request.is_added and self._loaded is not None:

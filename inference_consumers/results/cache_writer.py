@@ -34,7 +34,7 @@ TIMEOUT_S = 0.25
 _BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
 
 
-SealedAnswer = tuple[str, bytes]
+_SealedAnswer = tuple[str, bytes]
 """The name of a cache entry, and its data."""
 
 
@@ -59,7 +59,7 @@ class CacheWriter:
     batch_bytes: int = 1024 * 1024
     _breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(_BREAKER))
     _changed: threading.Condition = field(default_factory=threading.Condition)
-    _waiting: deque[SealedAnswer] = field(default_factory=deque)
+    _waiting: deque[_SealedAnswer] = field(default_factory=deque)
     _bytes: int = 0
     _closing: bool = False
 
@@ -95,7 +95,7 @@ class CacheWriter:
         else:
             self.redis.close()
 
-    def _add(self, entry: SealedAnswer) -> None:
+    def _add(self, entry: _SealedAnswer) -> None:
         with self._changed:
             full = len(self._waiting) >= self.max_entries
             if self._closing or full or self._bytes + len(entry[1]) > self.max_bytes:
@@ -109,12 +109,12 @@ class CacheWriter:
         while entries := self._next():
             self._write(entries)
 
-    def _next(self) -> list[SealedAnswer]:
+    def _next(self) -> list[_SealedAnswer]:
         """Entries of the next write, at least one; none at the end."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
-            taken: list[SealedAnswer] = []
+            taken: list[_SealedAnswer] = []
             size_bytes = 0
             while self._waiting and len(taken) < self.batch_entries:
                 size_bytes += len(self._waiting[0][1])
@@ -124,7 +124,7 @@ class CacheWriter:
                 self._bytes -= len(taken[-1][1])
             return taken
 
-    def _write(self, entries: Sequence[SealedAnswer]) -> None:
+    def _write(self, entries: Sequence[_SealedAnswer]) -> None:
         if not self._breaker.lets_through(self.clock_ms()):
             _count("unavailable", len(entries))
             return
@@ -156,7 +156,7 @@ class CacheWriter:
             log.warning("kept_answers_unavailable", error=error)
 
 
-def entry_of(work: WorkItem, reply: InferenceReply) -> SealedAnswer | None:
+def entry_of(work: WorkItem, reply: InferenceReply) -> _SealedAnswer | None:
     """The entry of an answer, if others would get the same answer; too large ones are counted."""
     kept = answer_of(work, reply)
     if kept is None:

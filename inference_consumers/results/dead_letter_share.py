@@ -9,10 +9,10 @@ and are counted apart.
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-WINDOW_ITEMS = 200
+_WINDOW_ITEMS = 200
 """The latest items of all, for what cannot be read."""
 
-TENANT_ITEMS = 20
+_TENANT_ITEMS = 20
 """The latest items of one tenant."""
 
 LEAST_ITEMS = 10
@@ -44,7 +44,7 @@ class DeadLetterShare:
 
     max_share: float
     _tenants: OrderedDict[str, _Latest] = field(default_factory=OrderedDict)
-    _unreadable: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_ITEMS))
+    _unreadable: deque[bool] = field(default_factory=lambda: deque(maxlen=_WINDOW_ITEMS))
 
     def settled(self, tenant: str | None, *, dead: bool, now_ms: int) -> None:
         """Another item is settled; None for the tenant of what cannot be read."""
@@ -53,7 +53,7 @@ class DeadLetterShare:
             return
         latest = self._tenants.get(tenant)
         if latest is None:
-            latest = self._tenants[tenant] = _Latest(deque(maxlen=TENANT_ITEMS))
+            latest = self._tenants[tenant] = _Latest(deque(maxlen=_TENANT_ITEMS))
         latest.dead.append(dead)
         latest.heard_at_ms = now_ms
         self._tenants.move_to_end(tenant)

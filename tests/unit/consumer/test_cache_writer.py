@@ -79,7 +79,7 @@ class Time:
         return self.ms
 
 
-def make(redis: FakeRedis, time: Time | None = None, **limits: int) -> CacheWriter:
+def make(redis: FakeRedis, time: Time | None = None, **limits: Any) -> CacheWriter:
     part: Any = redis
     return CacheWriter(part, 300, (time or Time()).now, lambda: 0.5, **limits)
 
@@ -176,7 +176,7 @@ def test_answers_that_come_together_are_written_together_up_to_a_bound() -> None
 
 
 @pytest.mark.parametrize("limits", [{"max_entries": 3}, {"max_bytes": 35_000}])
-def test_a_redis_that_hangs_holds_nobody_up_and_what_finds_no_place_is_dropped(limits: dict[str, int]) -> None:
+def test_a_redis_that_hangs_holds_nobody_up_and_what_finds_no_place_is_dropped(limits: dict[str, Any]) -> None:
     redis, before = FakeRedis(), (counted("dropped"), counted("stored"))
     redis.open.clear()
     kept = make(redis, **limits)

@@ -34,7 +34,8 @@ from fairlane.records import (
     SourceCoordinate,
     UsageEvent,
 )
-from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
+from inference_consumers.batching.batch_size import BatchLimits
+from inference_consumers.batching.micro_batch import MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Engine, EngineItem, ItemOutcome, Outcomes, RunCost, Success
 from producers.replay.trace import TraceRow

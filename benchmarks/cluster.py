@@ -27,7 +27,7 @@ from fairlane.settings import Settings
 from fairlane_server.models import load_models
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.processes.restarts import RestartPolicy
-from inference_consumers.engines.protocol import Engine
+from inference_consumers.engines.protocol import Engine, EngineSpec
 from inference_consumers.engines.registry import create_engine
 
 MODELS_DIR = Path(".fairlane/models")
@@ -214,7 +214,7 @@ def shipped_model(name: str = MODEL) -> ModelVersion:
 @contextmanager
 def shipped_engine(model: ModelVersion, device: str | None = None) -> Iterator[Engine]:
     """The model's engine in this process, loaded; on the device that ``DEVICE`` names by default."""
-    engine = create_engine(model, MODELS_DIR, 0, device=device or os.environ.get("DEVICE", "auto"))
+    engine = create_engine(EngineSpec(model, str(MODELS_DIR), device=device or os.environ.get("DEVICE", "auto")))
     try:
         engine.load()
         yield engine

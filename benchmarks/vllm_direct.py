@@ -20,11 +20,8 @@ import msgspec
 from fairlane.records import InferenceRequest, ModelVersion
 from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engines.prompts import PromptEncoder, TextPrompt, prepare_text
-from inference_consumers.engines.protocol import EngineItem, Failure
-from inference_consumers.engines.registry import limits_of
+from inference_consumers.engines.protocol import EngineItem, EngineSpec, Failure
 from inference_consumers.engines.vllm_client import (
-    ServedModel,
-    VllmOptions,
     create_async_llm,
     end_async_llm,
     prepare_process,
@@ -106,12 +103,12 @@ def main(model_json: str, models_dir: str) -> None:
 
 
 async def _serve(model: ModelVersion, models_dir: Path, answers: Any) -> None:
-    served = ServedModel(model.model, models_dir / model.path, limits_of(model), 0, VllmOptions(model.dtype))
+    spec = EngineSpec(model, str(models_dir))
     prepare_process()
     from transformers import AutoTokenizer
 
-    encoder = PromptEncoder(AutoTokenizer.from_pretrained(served.path, local_files_only=True))
-    engine = create_async_llm(served, ())
+    encoder = PromptEncoder(AutoTokenizer.from_pretrained(spec.path, local_files_only=True))
+    engine = create_async_llm(spec, ())
     try:
         answers.write(msgspec.json.encode(Took()) + b"\n")
         answers.flush()
@@ -120,7 +117,7 @@ async def _serve(model: ModelVersion, models_dir: Path, answers: Any) -> None:
             prompts = []
             for request in requests:
                 item = EngineItem(request.request_id, request.task, request.input, request.parameters)
-                prompt = prepare_text(item, encoder, served.limits)
+                prompt = prepare_text(item, encoder, spec.limits)
                 if isinstance(prompt, Failure):
                     raise TypeError(prompt.message)
                 prompts.append(prompt)

@@ -23,16 +23,17 @@ from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.models import load_models
 from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
-from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, BatchLimits, MicroBatcher
-from inference_consumers.batching.waiting_work import Waiting
-from inference_consumers.cancellation.cancellations import CancellationFeed
+from inference_consumers.batching.batch_size import BatchLimits
+from inference_consumers.batching.micro_batch import MicroBatcher
+from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS
+from inference_consumers.batching.waiting_work import WaitingWork
+from inference_consumers.cancellations import CancellationFeed
 from inference_consumers.capacity.reporter import CapacityReporter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
 from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
-from inference_consumers.engine_process.host import engine_hosts
+from inference_consumers.engine_process.host import EngineMetrics, engine_hosts
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
-from inference_consumers.engine_process.vllm_metrics import EngineMetrics
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
 from inference_consumers.results.cache_writer import cache_writer_for
@@ -54,18 +55,14 @@ _ENGINE_END_S = 2.0
 _KEPT_ANSWERS_S = 0.5
 
 
-def serves(model: ModelVersion, pool: str) -> bool:
-    """Whether a pool's consumers run this model: the pool is the model's own, or dedicated to a tenant."""
-    return pool == model.pool or pool in model.dedicated_pools
-
-
 class NoSuchPoolError(Exception):
     """models.yaml names no model for the pool."""
 
 
 def models_of(models: Sequence[ModelVersion], pool: str, file: Path) -> list[ModelVersion]:
-    """The models that a pool's consumers run. Raises NoSuchPoolError if there are none; ``file`` is their source."""
-    served = [model for model in models if serves(model, pool)]
+    """The models whose own pool this is, or to whose tenants it is dedicated. Raises NoSuchPoolError without any;
+    ``file`` is their source."""
+    served = [model for model in models if pool == model.pool or pool in model.dedicated_pools]
     if not served:
         pools = ", ".join(sorted({pool for model in models for pool in (model.pool, *model.dedicated_pools)}))
         raise NoSuchPoolError(f"no model of {file} is in the pool {pool}; pools: {pools}")
@@ -181,7 +178,7 @@ class ConsumerApp:
             for host in self._hosts
         }
         driver = EngineDriver(
-            waiting=Waiting(MicroBatcher(limits, by_model)),
+            waiting=WaitingWork(MicroBatcher(limits, by_model)),
             engines=EngineStates(states),
             transactions=transactions,
             settler=settler,

@@ -17,13 +17,13 @@ from fairlane.records import TokenUsage, WorkItem
 from fairlane.skipping_consumer import SkippedRange, message_headers
 from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.transactions import TransactionLoop
-from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS
+from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.capacity.measurement import Reading
 from inference_consumers.driver import EngineDriver, Settled
 from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.states import EngineState
-from inference_consumers.engines.protocol import Cancelled, Failure
+from inference_consumers.engines.protocol import CancelledItem, Failure
 from inference_consumers.group import READER
 from inference_consumers.results.records import EngineRun
 from inference_consumers.results.retries import requeued_item
@@ -208,7 +208,7 @@ class InferenceConsumer:
 
     def _drop(self, unwanted: Sequence[ReceivedWork], now_ms: int) -> None:
         run = EngineRun("none", 0, now_ms, now_ms)
-        self.driver.submit([Settled(work, Cancelled(TokenUsage()), run) for work in unwanted])
+        self.driver.submit([Settled(work, CancelledItem(TokenUsage()), run) for work in unwanted])
 
     def _full_priorities(self) -> set[str]:
         """Priorities that hold enough; one stays full until it is half empty, so that fetching does not flap.

@@ -17,16 +17,14 @@ from fairlane.ownership import Claim
 from fairlane.records import TokenUsage
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.batching.waiting_work import Waiting
-from inference_consumers.cancellation.cancellations import Cancellations
-from inference_consumers.capacity.busy_time import BusyTime, BusyWindow
-from inference_consumers.capacity.measurement import CapacityMeter
+from inference_consumers.batching.waiting_work import WaitingWork
+from inference_consumers.cancellations import Cancellations
+from inference_consumers.capacity.measurement import BusyTime, BusyWindow, CapacityMeter
 from inference_consumers.engine_process.failures import EngineEnd
-from inference_consumers.engine_process.messages import Ended, Loaded, Step
-from inference_consumers.engine_process.runs import ActiveRun, engine_items
+from inference_consumers.engine_process.messages import Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.stall_detection import StallTimeouts
-from inference_consumers.engine_process.states import EngineState, EngineStates, Host
-from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engine_process.states import ActiveRun, EngineState, EngineStates, Host, engine_items
+from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Problem, Success
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import EngineRun
@@ -62,7 +60,7 @@ class Settled:
 class EngineDriver:
     """``changed`` is the lock of everything here, and is notified when there may be something to pick."""
 
-    waiting: Waiting
+    waiting: WaitingWork
     engines: EngineStates
     transactions: TransactionLoop
     settler: ResultWriter
@@ -165,7 +163,7 @@ class EngineDriver:
             self.changed.notify_all()
         log.info("engine_ready", model=host.key[0], version=host.key[1], engine=loaded.name, seconds=loaded.seconds)
 
-    def engine_stepped(self, host: Host, step: Step) -> None:
+    def engine_stepped(self, host: Host, step: RunStep) -> None:
         now_ms = self.clock()
         with self.changed:
             state = self.engines.by_key[host.key]
@@ -190,7 +188,7 @@ class EngineDriver:
         self.chunks.write(texts)
         self._tell(settled)
 
-    def engine_ended(self, host: Host, ended: Ended) -> None:
+    def engine_ended(self, host: Host, ended: RunEnded) -> None:
         """A run is over; what it left without an outcome runs again, or has failed."""
         now_ms = self.clock()
         with self.changed:
@@ -327,9 +325,11 @@ class EngineDriver:
         # What moved on or was cancelled while it ran does not run again.
         self.waiting.retries.take(lambda work: not self.is_current(work.claim))
         unwanted = self.waiting.retries.take(self.is_cancelled)
-        return [*settled, *(Settled(work, Cancelled(TokenUsage()), run) for work in unwanted)]
+        return [*settled, *(Settled(work, CancelledItem(TokenUsage()), run) for work in unwanted)]
 
-    def _measure(self, run: ActiveRun, state: EngineState, ended: Ended, problem: Problem | None, now_ms: int) -> None:
+    def _measure(
+        self, run: ActiveRun, state: EngineState, ended: RunEnded, problem: Problem | None, now_ms: int
+    ) -> None:
         key, items, tokens = run.model_key, len(run.work), run.all_cost_tokens
         limits = self.waiting.batcher.limits_of(key)
         fill = max(items / limits.max_items, tokens / limits.max_tokens)
@@ -366,7 +366,7 @@ class EngineDriver:
                 self.meter.ran(run)
 
 
-def _count_run(run: ActiveRun, fill: float, ended: Ended) -> None:
+def _count_run(run: ActiveRun, fill: float, ended: RunEnded) -> None:
     model = run.model_key[0]
     metrics.BATCH_ITEMS.labels(model=model).observe(len(run.work))
     metrics.BATCH_FILL.labels(model=model).observe(min(1.0, fill))

@@ -94,63 +94,58 @@ class _Slot:
     start_at: float = 0.0
 
 
+@dataclass(slots=True)
 class Launcher:
     """Runs workers until SIGTERM, or until one of them dies too often. Main thread only: the kernel ends the workers
     with the thread that started them."""
 
-    def __init__(
-        self,
-        command: Sequence[str],
-        workers: Sequence[Worker],
-        environment: Callable[[Worker], Mapping[str, str]],
-        drain_timeout_s: float,
-        policy: RestartPolicy | None = None,
-    ) -> None:
-        """``command`` starts a worker, with ``--parent-pid`` and this process's id added."""
-        self._command = [*command, "--parent-pid", str(os.getpid())]
-        self._slots = [_Slot(worker) for worker in workers]
-        self._environment = environment
-        self._drain_timeout_s = drain_timeout_s
-        self._policy = policy or RestartPolicy()
-        self._stop = StopSignal()
+    command: Sequence[str]
+    """Starts a worker, with ``--parent-pid`` and this process's id added."""
+    workers: Sequence[Worker]
+    environment: Callable[[Worker], Mapping[str, str]]
+    drain_timeout_s: float
+    policy: RestartPolicy = field(default_factory=RestartPolicy)
+    _stop: StopSignal = field(default_factory=StopSignal)
 
     def run(self) -> int:
         """Returns the exit status: 0 when all ended well after a signal, 1 when one was given up or did not end."""
         self._stop.install()
+        slots = [_Slot(worker) for worker in self.workers]
         reason = None
         while reason is None and not self._stop.stopping:
-            for slot in self._slots:
+            for slot in slots:
                 reason = reason or self._look_after(slot, monotonic())
             self._stop.wait(_LOOK_EVERY_S)
         if reason is not None:
             log.error("launcher_gave_up", reason=reason)
-        return self._end_all() if reason is None else self._end_all() or 1
+        status = self._end_all([slot.process for slot in slots if slot.process is not None])
+        return status if reason is None else status or 1
 
     def _look_after(self, slot: _Slot, now: float) -> str | None:
         """Start it, or start it again. Returns why it is given up, if it is."""
         if slot.process is None:
             if now >= slot.start_at:
-                slot.process = subprocess.Popen(self._command, env=self._environment(slot.worker))
+                command = [*self.command, "--parent-pid", str(os.getpid())]
+                slot.process = subprocess.Popen(command, env=self.environment(slot.worker))
                 log.info("worker_started", worker=slot.worker.number, pid=slot.process.pid, gpus=slot.worker.devices)
             return None
         status = slot.process.poll()
         if status is None:
             return None
         slot.process = None
-        slot.deaths = self._policy.within_window([*slot.deaths, now], now)
-        decision = self._policy.decide(slot.deaths, now, random.random(), status)  # noqa: S311 - jitter
+        slot.deaths = self.policy.within_window([*slot.deaths, now], now)
+        decision = self.policy.decide(slot.deaths, now, random.random(), status)  # noqa: S311 - jitter
         if isinstance(decision, GiveUp):
             return f"worker {slot.worker.number} {decision.reason}, the last time with status {status}"
         log.error("worker_died", worker=slot.worker.number, status=status, restart_after_s=round(decision.after_s, 2))
         slot.start_at = now + decision.after_s
         return None
 
-    def _end_all(self) -> int:
+    def _end_all(self, running: Sequence["subprocess.Popen[bytes]"]) -> int:
         """SIGTERM to all at once; each drains. Returns 1 when one did not end well."""
-        running = [slot.process for slot in self._slots if slot.process is not None]
         for process in running:
             process.send_signal(signal.SIGTERM)
-        deadline = monotonic() + self._drain_timeout_s + _END_MARGIN_S
+        deadline = monotonic() + self.drain_timeout_s + _END_MARGIN_S
         worst = 0
         for process in running:
             try:

@@ -5,8 +5,7 @@ less than that. Rows that end early leave it, so answers need no padding; but a 
 like answers are put together where it costs nothing.
 
 Items wait in cells, by the class of their prompt's length and of their expected answer's. A batch takes the cell of the
-item that leads it, then the nearest, for as long as its padding stays below MAX_PADDING. Class boundaries decide little
-by themselves then: they are how finely the nearest lengths can be told apart.
+item that leads it, then the nearest, for as long as its padding stays below MAX_PADDING.
 """
 
 from bisect import bisect_right
@@ -18,25 +17,24 @@ from inference_consumers.batching.received_work import ReceivedWork
 MAX_PADDING = 0.125
 """Padding's part of a batch's prefill, at most, unless a run of its own would cost more than the padding does."""
 
-MAX_PADDING_OVER_TIME = 0.14
+_MAX_PADDING_OVER_TIME = 0.14
 """What it may be over many batches when some were padded for that reason: they use up what others left over."""
 
 _KEPT_PER_BATCH = 0.95
 _TRUST_TOKENS = 100.0
 """How much rectangle must be seen before what the engine says of it counts for half."""
 
-PROMPT_CLASSES_PER_DOUBLING = 4
+_PROMPT_CLASSES_PER_DOUBLING = 4
 """Prompts of one class differ by 19 % at most, and waste a twelfth of the rectangle when evenly spread. Measured on the
 lengths of the load benchmarks: with 256 items waiting 6 % of the prefill is padding with 4 classes, 8 % with 3 and 9 %
-with 2, which tell the nearest lengths less well from those at the edge of what MAX_PADDING allows; with 32 waiting it
-is 9 % with any. More classes bring a point and twice the cells."""
+with 2; with 32 waiting it is 9 % with any. More classes bring a point and twice the cells."""
 
 _SHORTEST = 16
 """Below that a prompt is as good as another."""
 _LONGEST = 2**21
 _PROMPT_BOUNDARIES = tuple(
-    round(_SHORTEST * 2 ** (step / PROMPT_CLASSES_PER_DOUBLING))
-    for step in range(PROMPT_CLASSES_PER_DOUBLING * (_LONGEST // _SHORTEST).bit_length())
+    round(_SHORTEST * 2 ** (step / _PROMPT_CLASSES_PER_DOUBLING))
+    for step in range(_PROMPT_CLASSES_PER_DOUBLING * (_LONGEST // _SHORTEST).bit_length())
 )
 _OUTPUT_BOUNDARIES = (16, 64, 256, 1_024, 4_096)
 
@@ -102,10 +100,6 @@ class Shape:
     def padded_tokens(self) -> int:
         return self.cost_tokens + self.padding_tokens
 
-    @property
-    def prefill_tokens(self) -> int:
-        return self.items * self.longest_prompt
-
     def padding_share(self, weight: float = 1.0) -> float:
         """Padding's part of the prefill, when the engine computes this part of the padding."""
         padding_tokens = weight * self.padding_tokens
@@ -141,9 +135,9 @@ class PaddingRecord:
         self._computed_tokens = _KEPT_PER_BATCH * self._computed_tokens + padding_tokens
 
     def allows(self, batch: Shape) -> bool:
-        """Whether padding would still be within MAX_PADDING_OVER_TIME."""
+        """Whether padding would still be within _MAX_PADDING_OVER_TIME."""
         prefill_tokens, padding_tokens = self._with(batch)
-        return padding_tokens <= MAX_PADDING_OVER_TIME * prefill_tokens
+        return padding_tokens <= _MAX_PADDING_OVER_TIME * prefill_tokens
 
     def _with(self, batch: Shape) -> tuple[float, float]:
         padding_tokens = self.weight * batch.padding_tokens

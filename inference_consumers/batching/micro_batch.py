@@ -1,13 +1,12 @@
 """Micro-batcher: which items run together, and when. Pure: items and ``now`` in, a batch out.
 
 A batch holds one model version. It closes at its item bound, its token bound or its time bound, whichever comes first;
-an engine that was idle takes what is there at once, and so does one that nobody joins in time (``model_queue.py``).
-How many items are worth it is found out (``size.py``), and lowered when memory does not hold them
-(``limits.py``).
+without waiting if the engine was idle, or if no further item is expected in time (``model_queue.py``).
+How many items are worth it is found out, and lowered when memory does not hold them (``batch_size.py``).
 
 **Who leads** a batch: the oldest item of the priority whose turn it is (``priority_pick.py``, which also says how long
 others may have it), of the models that are ready. Lengths have no say in that: once its time bound is over, an item is
-led by nobody younger of its priority, however lonely its length. **Who joins** it: what waits for the same model, its
+led by no younger item of its priority, however rare its length. **Who joins** it: what waits for the same model, its
 own priority first, the nearest lengths first, while padding stays small (``length_buckets.py``), or where a run of
 their own would cost more than the padding does.
 
@@ -18,25 +17,32 @@ their own would cost more than the padding does.
   in order of its priority, which pays for it with its next turn.
 - A batch grows no larger than lets everybody in it finish who could alone.
 - What could not finish any more, even if it ran now and alone, is still run until its deadline is past: the dispatcher
-  decided that it may, and the prediction may be wrong. But it takes only what nobody else needs: it leads no batch
-  while there is anyone who can finish, and joins after them.
+  decided that it may, and the prediction may be wrong. But it takes only room that no other item needs: it leads no
+  batch while an item waits that can finish, and joins after those.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from itertools import product
 
-from fairlane.ownership import Claim
-from inference_consumers.batching.heaps import WAITING, CellLines, Entry, EntryHeap, ModelLines, Standing
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.length_buckets import MAX_PADDING, PaddingRecord, Shape
-from inference_consumers.batching.limits import BatchLimits
-from inference_consumers.batching.model_queue import ModelQueue, RunTimes
+from inference_consumers.batching.model_queue import (
+    WAITING,
+    CellLines,
+    EntryHeap,
+    ModelQueue,
+    QueuedItem,
+    RunTimes,
+    Standing,
+)
 from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS, PriorityPick
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 
 
 @dataclass(slots=True)
-class BatchRoom:
+class _BatchRoom:
     """Remaining room of a batch while it is formed. ``max_tokens`` bounds its cost, padding included, except for the
     first item; ``padding`` is that of earlier batches; ``done_by_ms`` is the deadline of an item outside, if any."""
 
@@ -48,7 +54,7 @@ class BatchRoom:
     done_by_ms: int | None = None
     shape: Shape = field(default_factory=Shape)
 
-    def take(self, entry: Entry) -> None:
+    def take(self, entry: QueuedItem) -> None:
         self.shape = self.shape.plus(entry.work)
         if entry.standing is Standing.HOPEFUL and (self.done_by_ms is None or entry.deadline_at_ms < self.done_by_ms):
             self.done_by_ms = entry.deadline_at_ms
@@ -57,7 +63,7 @@ class BatchRoom:
     def is_full(self) -> bool:
         return self.shape.items >= self.max_items
 
-    def has_place_for(self, entry: Entry, *, anyway: bool) -> bool:
+    def has_place_for(self, entry: QueuedItem, *, anyway: bool) -> bool:
         """Whether one more fits. ``anyway`` says that padding is no reason against it."""
         shape = self.shape.plus(entry.work)
         if shape.items > self.max_items or shape.padded_tokens > self.max_tokens:
@@ -79,15 +85,13 @@ class BatchRoom:
         return self.padding.weight * more <= self.times.base_tokens and self.padding.allows(merged)
 
 
-__all__ = ["PRIORITY_WEIGHTS", "BatchLimits", "MicroBatch", "MicroBatcher", "ModelKey", "ReceivedWork"]
-
-
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Work for one run of one model."""
+    """Work for one run of one model; no other run of its engine is active meanwhile if ``alone``."""
 
     model_key: ModelKey
     work: tuple[ReceivedWork, ...]
+    alone: bool = False
 
     @property
     def cost_tokens(self) -> int:
@@ -98,33 +102,33 @@ class MicroBatch:
 class MicroBatcher:
     """What was received and not yet run. One thread at a time.
 
-    Adding an item and taking it cost O(log n). Making a batch and asking when one is due also cost O(cells) each, of
-    which there are no more than classes of lengths. ``take`` and ``discard_stale`` look at everything.
+    Adding an item and taking it cost O(log n). Making a batch and asking when one is due also cost O(cells) each, at
+    most one per class of lengths. ``take`` looks at everything.
     """
 
     limits: BatchLimits
     limits_by_model: Mapping[ModelKey, BatchLimits] = field(default_factory=dict)
     _models: dict[ModelKey, ModelQueue] = field(default_factory=dict)
     _turns: PriorityPick = field(default_factory=PriorityPick)
-    _entries: dict[int, Entry] = field(default_factory=dict)
+    _entries: dict[int, QueuedItem] = field(default_factory=dict)
     """Everything that waits or has expired, by its number."""
     _by_deadline: EntryHeap = field(default_factory=lambda: EntryHeap(*WAITING))
-    _expired: list[Entry] = field(default_factory=list)
+    _expired: list[QueuedItem] = field(default_factory=list)
     _arrived: int = 0
     _items: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PRIORITY_WEIGHTS, 0))
     _bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(PRIORITY_WEIGHTS, 0))
-    _tokens: int = 0
+    cost_tokens: int = 0
     _requests: Counter[tuple[str, str]] = field(default_factory=Counter)
 
     def add(self, work: ReceivedWork) -> None:
         self._items[work.item.priority_class] += 1
         self._bytes[work.item.priority_class] += work.size_bytes
         self._requests[work.item.tenant, work.request_id] += 1
-        self._tokens += work.item.cost_tokens
+        self.cost_tokens += work.item.cost_tokens
         self._arrived += 1
-        entry = self._entries[self._arrived] = Entry(work, self._arrived)
+        entry = self._entries[self._arrived] = QueuedItem(work, self._arrived)
         model = self._model(work.model_key)
-        model.lines.add(entry)
+        model.add(entry)
         model.pace.arrived(work.received_at_ms)
         self._by_deadline.push((entry.deadline_at_ms, entry.number), entry)
 
@@ -134,19 +138,11 @@ class MicroBatcher:
     def size_bytes(self, priority: str) -> int:
         return self._bytes[priority]
 
-    @property
-    def cost_tokens(self) -> int:
-        return self._tokens
-
     def holds(self, tenant: str, request_id: str) -> bool:
         return (tenant, request_id) in self._requests
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def discard_stale(self, is_current: Callable[[Claim], bool]) -> int:
-        """Drop work whose partition moved on; its new owner reads it again. Returns how many."""
-        return len(self.take(lambda work: not is_current(work.claim)))
 
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
         # Judged once each: the answer may change meanwhile.
@@ -166,8 +162,8 @@ class MicroBatcher:
 
     def ran(self, key: ModelKey, items: int, tokens: int, seconds: float, *, padding_tokens: int | None = None) -> None:
         """A run of a model came back, after so long. ``tokens`` is the cost of its items as the dispatcher estimated
-        it, which is what is known of those that wait; ``padding_tokens`` is what the engine computed in vain, None if
-        it does not say."""
+        it, which is what is known of those that wait; ``padding_tokens`` is the padding that the engine computed,
+        None if unknown."""
         if items <= 0 or tokens <= 0:
             return
         model, limits = self._model(key), self.limits_by_model.get(key, self.limits)
@@ -210,7 +206,7 @@ class MicroBatcher:
         bound = self.limits_of(key).max_tokens
         for standing in WAITING:
             while len(taken) < max_items:
-                heads = {entry.priority: entry for entry in model.lines.firsts((standing,))}
+                heads = {entry.priority: entry for entry in model.firsts((standing,))}
                 if not heads:
                     break
                 entry = heads[model.turns.next(heads)]
@@ -226,15 +222,13 @@ class MicroBatcher:
     def _model(self, key: ModelKey) -> ModelQueue:
         model = self._models.get(key)
         if model is None:
-            model = self._models[key] = ModelQueue(ModelLines(key))
+            model = self._models[key] = ModelQueue(key)
         return model
 
     def _waiting(self, runnable: Set[ModelKey] | None) -> Iterator[ModelQueue]:
-        return (
-            model for key, model in self._models.items() if model.lines.items and (runnable is None or key in runnable)
-        )
+        return (model for key, model in self._models.items() if model.items and (runnable is None or key in runnable))
 
-    def _remove(self, entry: Entry) -> ReceivedWork:
+    def _remove(self, entry: QueuedItem) -> ReceivedWork:
         work = entry.work
         del self._entries[entry.number]
         self._items[entry.priority] -= 1
@@ -243,36 +237,36 @@ class MicroBatcher:
         self._requests[request] -= 1
         if not self._requests[request]:
             del self._requests[request]
-        self._tokens -= entry.cost_tokens
+        self.cost_tokens -= entry.cost_tokens
         if entry.standing in WAITING:
-            self._models[work.model_key].lines.remove(entry, Standing.GONE)
+            self._models[work.model_key].remove(entry, Standing.GONE)
         entry.standing = Standing.GONE
         return work
 
     def _expire(self, now_ms: int) -> None:
         while (entry := self._by_deadline.first()) is not None and entry.deadline_at_ms < now_ms:
-            self._models[entry.work.model_key].lines.remove(entry, Standing.EXPIRED)
+            self._models[entry.work.model_key].remove(entry, Standing.EXPIRED)
             self._expired.append(entry)
 
     def _due_at_ms(self, model: ModelQueue, *, idle: bool) -> int:
-        timeout_ms = 0 if idle else model.pace.worth_waiting_ms(self.limits_of(model.lines.key).timeout_ms)
-        due_at_ms = min(entry.work.received_at_ms for entry in model.lines.firsts()) + timeout_ms
+        timeout_ms = 0 if idle else model.pace.worth_waiting_ms(self.limits_of(model.key).timeout_ms)
+        due_at_ms = min(entry.work.received_at_ms for entry in model.firsts()) + timeout_ms
         urgent = model.most_urgent()
         return due_at_ms if urgent is None else min(due_at_ms, urgent[0])
 
     def _is_ready(self, model: ModelQueue, now_ms: int, *, idle: bool) -> bool:
-        lines, limits = model.lines, self.limits_of(model.lines.key)
+        limits = self.limits_of(model.key)
         # What would be wanted if enough waited: there is no sense in waiting for more than that.
-        wanted = model.size_for(lines.cost_tokens / lines.items).wanted(limits.max_items, limits.max_items)
-        full = lines.items >= wanted or lines.cost_tokens >= limits.max_tokens
+        wanted = model.size_for(model.cost_tokens / model.items).wanted(limits.max_items, limits.max_items)
+        full = model.items >= wanted or model.cost_tokens >= limits.max_tokens
         return full or self._due_at_ms(model, idle=idle) <= now_ms
 
-    def _leader(self, ready: list[ModelQueue], waiting: list[ModelQueue], now_ms: int) -> tuple[Entry, int | None]:
+    def _leader(self, ready: list[ModelQueue], waiting: list[ModelQueue], now_ms: int) -> tuple[QueuedItem, int | None]:
         """Who leads the next batch, and by when that must be done for the sake of the one whose turn it was."""
         for standing in WAITING:
-            heads: dict[str, Entry] = {}
+            heads: dict[str, QueuedItem] = {}
             for model in ready:
-                for entry in model.lines.firsts((standing,)):
+                for entry in model.firsts((standing,)):
                     head = heads.get(entry.priority)
                     if head is None or entry.arrival < head.arrival:
                         heads[entry.priority] = entry
@@ -287,45 +281,43 @@ class MicroBatcher:
         self._turns.took(leader.priority)
         return leader, None
 
-    def _rival(self, leader: Entry, waiting: list[ModelQueue], now_ms: int) -> Entry | None:
+    def _rival(self, leader: QueuedItem, waiting: list[ModelQueue], now_ms: int) -> QueuedItem | None:
         """Who would be too late behind the leader's batch, when the leader would not be behind theirs."""
         urgent = [(*most, model) for model in waiting if (most := model.most_urgent(leader)) is not None]
         if not urgent:
             return None
         start_ms, rival, model = min(urgent, key=lambda one: (one[0], one[1].number))
         own = self._models[leader.work.model_key]
-        limits, lines = self.limits_of(own.lines.key), own.lines
-        size = own.size_for(leader.cost_tokens).wanted(lines.items, limits.max_items)
-        tokens = min(lines.cost_tokens, limits.max_tokens, size * leader.cost_tokens)
+        limits = self.limits_of(own.key)
+        size = own.size_for(leader.cost_tokens).wanted(own.items, limits.max_items)
+        tokens = min(own.cost_tokens, limits.max_tokens, size * leader.cost_tokens)
         if start_ms >= now_ms + own.predicted_ms(max(tokens, leader.cost_tokens)):
             return None
         if now_ms + model.predicted_ms(rival.cost_tokens) > own.latest_start_ms(leader):
             return None
         return rival if self._turns.may_jump(rival.priority) else None
 
-    def _batch(self, leader: Entry, now_ms: int, before_ms: int | None) -> MicroBatch:
+    def _batch(self, leader: QueuedItem, now_ms: int, before_ms: int | None) -> MicroBatch:
         """The leader and who joins it. The room that is left goes to its own priority, then to the others in their
         order; within each to the nearest lengths, and the oldest of them."""
         key = leader.work.model_key
         model, limits = self._models[key], self.limits_of(key)
         size = model.size_for(leader.cost_tokens)
-        waiting = model.lines.items
+        waiting = model.items
         wanted = size.wanted(waiting, limits.max_items)
-        room = BatchRoom(wanted, limits.max_tokens, now_ms, model.times, model.padding, before_ms)
+        room = _BatchRoom(wanted, limits.max_tokens, now_ms, model.times, model.padding, before_ms)
         room.take(leader)
         taken = [self._remove(leader)]
-        nearest = sorted(model.lines.cells, key=lambda cell: cell.cell.distance(leader.cell))
+        nearest = sorted(model.cells, key=lambda cell: cell.cell.distance(leader.cell))
         others = (priority for priority in PRIORITY_WEIGHTS if priority != leader.priority)
-        lines = [(standing, priority) for priority in (leader.priority, *others) for standing in (Standing.HOPEFUL,)]
-        lines += [(Standing.HOPELESS, priority) for _, priority in lines]
-        for standing, priority in lines:
+        for standing, priority in product(WAITING, (leader.priority, *others)):
             for cell in nearest:
                 taken.extend(self._join(room, cell, standing, priority))
         size.asked(wanted, waiting)
         model.padding.made(room.shape)
         return MicroBatch(key, tuple(taken))
 
-    def _join(self, room: BatchRoom, cell: CellLines, standing: Standing, priority: str) -> Iterator[ReceivedWork]:
+    def _join(self, room: _BatchRoom, cell: CellLines, standing: Standing, priority: str) -> Iterator[ReceivedWork]:
         entry = cell.first(standing, priority)
         if entry is None or room.is_full:
             return

@@ -18,20 +18,6 @@ _LCM = lcm(*PRIORITY_WEIGHTS.values())
 _STRIDES = {priority: _LCM // weight for priority, weight in PRIORITY_WEIGHTS.items()}
 
 
-def longest_wait(priority: str, *, has_jumped: bool = False, others_jump: bool = True) -> int:
-    """How many turns others can have, at most, between the moment from which a priority has something in every choice
-    and its next turn. For low: 13, with jumps of the others 15, and 26 after a jump of its own.
-
-    Let s be its stride and v virtual time when the wait begins. Its tag is at most v + s, or v + 2 s after a jump, and
-    virtual time does not pass it. Another priority of stride t takes its turns at tags that are at least v, at least t
-    apart, and no later than that tag, or, for a jump, than t after it. Both ends count: of a span x that is at most
-    floor(x / t) + 1 turns.
-    """
-    span = _STRIDES[priority] * (2 if has_jumped else 1)
-    others = (stride for other, stride in _STRIDES.items() if other != priority)
-    return sum((span + (stride if others_jump else 0)) // stride + 1 for stride in others)
-
-
 @dataclass(slots=True)
 class PriorityPick:
     """Who had how many turns. One thread at a time."""

@@ -4,31 +4,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim
-from inference_consumers.batching.micro_batch import MicroBatcher
-from inference_consumers.batching.received_work import ModelKey, ReceivedWork
+from inference_consumers.batching.micro_batch import MicroBatch, MicroBatcher
+from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engine_process.states import EngineStates
-from inference_consumers.results.retries import Again, RetryQueue
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """What an engine is given now."""
-
-    model_key: ModelKey
-    work: tuple[ReceivedWork, ...]
-    alone: bool = False
-
-    @property
-    def cost_tokens(self) -> int:
-        return sum(work.item.cost_tokens for work in self.work)
+from inference_consumers.results.retries import Again, PendingRetries
 
 
 @dataclass(slots=True)
-class Waiting:
-    """One thread at a time."""
+class WaitingWork:
+    """New items in the micro-batcher, and items to be retried. One thread at a time."""
 
     batcher: MicroBatcher
-    retries: RetryQueue = field(default_factory=RetryQueue)
+    retries: PendingRetries = field(default_factory=PendingRetries)
 
     def add(self, work: ReceivedWork) -> None:
         self.batcher.add(work)
@@ -44,8 +31,8 @@ class Waiting:
         return self.batcher.cost_tokens + self.retries.cost_tokens
 
     def discard_stale(self, is_current: Callable[[Claim], bool]) -> int:
-        again = self.retries.take(lambda work: not is_current(work.claim))
-        return self.batcher.discard_stale(is_current) + len(again)
+        """Drop work whose partition moved on; its new owner reads it again. Returns how many."""
+        return len(self.take(lambda work: not is_current(work.claim)))
 
     def take_expired(self, now_ms: int) -> list[ReceivedWork]:
         again = self.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
@@ -57,11 +44,11 @@ class Waiting:
     def take_request(
         self, tenant: str, request_id: str, condition: Callable[[ReceivedWork], bool]
     ) -> list[ReceivedWork]:
-        """Remove the work of a request that meets the condition, of which there is mostly none: that costs little."""
+        """Remove the work of a request that meets the condition, mostly none: that costs little."""
         held = self.batcher.take(condition) if self.batcher.holds(tenant, request_id) else []
         return [*held, *self.retries.take(condition)]
 
-    def pick(self, now_ms: int, engines: EngineStates, *, idle: bool) -> Picked | None:
+    def pick(self, now_ms: int, engines: EngineStates, *, idle: bool) -> MicroBatch | None:
         """What to run now; None when no engine has room for anything that waits, or it pays to wait for more.
 
         What must run alone keeps its engine free of other work from the moment it is due.
@@ -69,15 +56,14 @@ class Waiting:
         runnable = engines.runnable()
         again = self.retries.next(now_ms, runnable, engines.idle(runnable))
         if again is not None:
-            return Picked(again.model_key, again.work, again.alone)
+            return MicroBatch(again.model_key, again.work, again.alone)
         free = runnable - self.retries.waits_alone(now_ms)
         continuous = {key for key in free if engines.by_key[key].is_continuous}
         for key in continuous:
             work = self.batcher.take_for(key, now_ms, *engines.room(key))
             if work:
-                return Picked(key, tuple(work))
-        batch = self.batcher.next_batch(now_ms, idle=idle, runnable=free - continuous)
-        return None if batch is None else Picked(batch.model_key, batch.work)
+                return MicroBatch(key, tuple(work))
+        return self.batcher.next_batch(now_ms, idle=idle, runnable=free - continuous)
 
     def due_at_ms(self, engines: EngineStates, *, idle: bool) -> int | None:
         """When there may be something to pick although nothing else happens; None when not."""

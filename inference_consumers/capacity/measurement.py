@@ -1,43 +1,47 @@
 """Measured capacity of a process's engines. Pure: runs in, rates out.
 
-Rates are kept by the size of the batch, in buckets of powers of two, because a batch of 32 gives many times the tokens
-per second of a lone item. The bucket that gives most says what the process can do, which is what its dispatchers ask:
-a lone request in a quiet hour must not look like a slow engine.
+Rates are kept by batch size, in buckets of powers of two, because a batch of 32 gives many times the tokens per second
+of a lone item. The best bucket is the capacity: a lone request in a quiet hour must not look like a slow engine.
 
-Cost is measured in the tokens that the engine counted, while the dispatcher's queue and window are in estimates. The
-two units meet because the dispatcher's estimates learn from the same counts. Rates in estimates would need no meeting,
-but a best bucket that was measured with a wrong estimate would stand for long after the estimate was put right.
+Cost is in tokens that the engine counted, while the dispatcher's queue and window are in estimates, which learn from
+the same counts. A best bucket measured in estimates would stay wrong for long after an estimate was corrected.
 """
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from fairlane.outcomes import Health
+from fairlane.records import TokenUsage, WorkItem
+from fairlane_server.admission_rule import cost_tokens
+from inference_consumers.batching.received_work import ModelKey
 
-KEPT_PER_RUN = 0.7
+_KEPT_PER_RUN = 0.7
 """What the past counts for after another run of its bucket: after 8 runs of like size it is 6 % of the average."""
 
-LONGEST_RUN = 4.0
-"""A run counts for at most so many times the time its bucket's rate promised: one stall (a paused process, a page that
-had to be read) must not look like a slow engine. A lasting slowdown of any size is still followed, up to four times a
-run."""
+_LONGEST_RUN = 4.0
+"""A run counts for at most so many times the time predicted by its bucket: one stall (a paused process, a page that had
+to be read) must not look like a slow engine. A lasting slowdown is still followed."""
 
 SUPERSEDED_AFTER = 4
 """A bucket that was not run while so many larger batches were says nothing any more: the engine may have slowed down
 since. A larger bucket stays known however many small batches run, or every quiet hour would forget the peak."""
 
 FRESH_FOR_S = 60.0
-"""Engine time. A bucket that was not run for longer while others were counts for no more than what those vouch for: a
-batch takes no less time than a smaller one, so one of n times the items gives at most n times its rate. Its next run
-begins it anew. The time is the engine's, so that an idle hour makes nothing old; and lone requests of a quiet one vouch
-for the peak of large batches, which is never beyond their number of items times a lone one's rate."""
+"""Engine time, so that an idle hour makes nothing old. A bucket without a run for longer, while others ran, counts for
+no more than they prove: a batch takes no less time than a smaller one, so one of n times the items gives at most n
+times its rate. Its next run begins it anew."""
 
 FAILING_AFTER = 5
 """Micro-batches in a row in which nothing succeeded, before the process says that it is failing."""
 
 RETRIED_AFTER_MS = 30_000
-"""A failing process that was given nothing for so long says that it is healthy again: only work shows whether it is,
-and beside healthy ones it gets none while it says that it fails. One more failure and it is failing again."""
+"""A failing process without work for so long reports itself healthy: only work shows whether it is, and it gets none
+while it reports that it fails. One more failure and it is failing again."""
+
+
+_WINDOW_MS = 1_000
+"""Busy time of a window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,19 @@ class MeasuredRun:
     completion_tokens: int
     cost_tokens: int
     seconds: float
+
+
+def measured(served: Sequence[tuple[WorkItem, TokenUsage]], items: int, seconds: float) -> MeasuredRun:
+    """Measured run: items at a time, those served, and the time taken."""
+    return MeasuredRun(
+        items=items,
+        prompt_tokens=sum(usage.prompt_tokens for _, usage in served),
+        completion_tokens=sum(usage.completion_tokens for _, usage in served),
+        cost_tokens=sum(
+            cost_tokens(usage.prompt_tokens, usage.completion_tokens) or item.cost_tokens for item, usage in served
+        ),
+        seconds=seconds,
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +97,11 @@ class _Bucket:
         """Returns for how many seconds the run counts."""
         seconds = max(run.seconds, 1e-9)
         if self.cost > 0:
-            seconds = min(seconds, LONGEST_RUN * run.cost_tokens * self.seconds / self.cost)
-        self.prompt = KEPT_PER_RUN * self.prompt + run.prompt_tokens
-        self.completion = KEPT_PER_RUN * self.completion + run.completion_tokens
-        self.cost = KEPT_PER_RUN * self.cost + run.cost_tokens
-        self.seconds = KEPT_PER_RUN * self.seconds + seconds
+            seconds = min(seconds, _LONGEST_RUN * run.cost_tokens * self.seconds / self.cost)
+        self.prompt = _KEPT_PER_RUN * self.prompt + run.prompt_tokens
+        self.completion = _KEPT_PER_RUN * self.completion + run.completion_tokens
+        self.cost = _KEPT_PER_RUN * self.cost + run.cost_tokens
+        self.seconds = _KEPT_PER_RUN * self.seconds + seconds
         self.larger_runs_since = 0
         return seconds
 
@@ -126,7 +143,7 @@ class CapacityMeter:
         """
         fill = min(1.0, fill)
         past = fill if self._batch_fill is None else self._batch_fill
-        self._batch_fill = KEPT_PER_RUN * past + (1 - KEPT_PER_RUN) * fill
+        self._batch_fill = _KEPT_PER_RUN * past + (1 - _KEPT_PER_RUN) * fill
         if failed is not None:
             self._failures.append(failed)
 
@@ -182,3 +199,50 @@ class Reading:
     health: Health
     held_items: int
     held_tokens: int
+
+
+@dataclass(slots=True)
+class BusyWindow:
+    """Throughput of a continuous engine, whose runs overlap, over windows of busy time, which end when they are full or
+    the engine rests. One thread at a time."""
+
+    _active_items: int = 0
+    _since_ms: int = 0
+    _busy_ms: int = 0
+    _item_ms: int = 0
+    _served: list[tuple[WorkItem, TokenUsage]] = field(default_factory=list)
+
+    def served(self, item: WorkItem, usage: TokenUsage) -> None:
+        self._served.append((item, usage))
+
+    def changed(self, now_ms: int, active_items: int) -> MeasuredRun | None:
+        """So many items run from now on. Returns the measurement of a window that is full; a new one begins then."""
+        if self._active_items > 0:
+            passed_ms = max(0, now_ms - self._since_ms)
+            self._busy_ms += passed_ms
+            self._item_ms += passed_ms * self._active_items
+        self._active_items, self._since_ms = active_items, now_ms
+        if self._busy_ms == 0 or not self._served or (self._busy_ms < _WINDOW_MS and active_items > 0):
+            return None
+        items = max(1, round(self._item_ms / self._busy_ms))
+        run = measured(self._served, items, self._busy_ms / 1_000)
+        self._busy_ms = self._item_ms = 0
+        self._served = []
+        return run
+
+
+@dataclass(slots=True)
+class BusyTime:
+    """Counts every moment once, however many runs an engine has under way. One thread at a time."""
+
+    _counted_up_to_ms: dict[ModelKey, int] = field(default_factory=dict)
+
+    def passed_s(self, key: ModelKey, now_ms: int, *, running: bool) -> float:
+        """Seconds that this engine ran since the call before. It runs something from now on, or rests.
+
+        A clock that was set back takes nothing away.
+        """
+        before_ms = self._counted_up_to_ms.pop(key, now_ms)
+        if running:
+            self._counted_up_to_ms[key] = now_ms
+        return max(0, now_ms - before_ms) / 1_000

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from time import monotonic
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -14,37 +15,30 @@ from fairlane.records import CapacityReport
 
 log = get_logger(__name__)
 
-INTERVAL_S = 0.25
+_INTERVAL_S = 0.25
 _FLUSH_TIMEOUT_S = 2.0
 _JOIN_MARGIN_S = 1.0
 
-Observe = Callable[[bool], CapacityReport | None]
-"""The report to send now, given whether the process drains; None when there is nothing to say."""
 
-
+@dataclass(eq=False)
 class CapacityReporter:
     """Publishes to ``control.capacity`` until ``stop``, then once more with ``draining``.
 
-    A report that does not get through is dropped and counted: the next one says more. Anything else that ends the
-    thread is told to ``on_death``, on that thread: a consumer that nobody hears of gets no work.
+    A report that does not get through is dropped and counted: the next one says more. Any other error goes to
+    ``on_death``, on the ending thread: a consumer without heartbeats gets no work.
     """
 
-    def __init__(
-        self,
-        producer: Producer,
-        codec: Codec,
-        observe: Observe,
-        on_death: Callable[[Exception], None],
-        interval_s: float = INTERVAL_S,
-    ) -> None:
-        self._producer = producer
-        self._codec = codec
-        self._observe = observe
-        self._on_death = on_death
-        self._interval_s = interval_s
-        self._stopping = threading.Event()
+    producer: Producer
+    codec: Codec
+    observe: Callable[[bool], CapacityReport | None]
+    """The report to send now, given whether the process drains; None when there is nothing to say."""
+    on_death: Callable[[Exception], None]
+    interval_s: float = _INTERVAL_S
+    _stopping: threading.Event = field(default_factory=threading.Event)
+    _losing: bool = False
+
+    def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="capacity", daemon=True)
-        self._losing = False
 
     def start(self) -> None:
         self._thread.start()
@@ -60,29 +54,26 @@ class CapacityReporter:
 
     def _run(self) -> None:
         try:
-            self._report_until_stopped()
+            due = monotonic()
+            while not self._stopping.wait(max(0.0, due - monotonic())):
+                self._publish(draining=False)
+                # After a pause of the process the missed reports are not made up for.
+                due = max(due + self.interval_s, monotonic())
             self._publish(draining=True)
-            self._producer.flush(_FLUSH_TIMEOUT_S)
+            self.producer.flush(_FLUSH_TIMEOUT_S)
         except Exception as error:  # noqa: BLE001 - whatever ends this thread ends the process, never silently
             log.error("capacity_reporter_stopped", error=str(error), kind=type(error).__name__)
             if not self._stopping.is_set():
-                self._on_death(error)
-
-    def _report_until_stopped(self) -> None:
-        due = monotonic()
-        while not self._stopping.wait(max(0.0, due - monotonic())):
-            self._publish(draining=False)
-            # After a pause of the process the missed reports are not made up for.
-            due = max(due + self._interval_s, monotonic())
+                self.on_death(error)
 
     def _publish(self, *, draining: bool) -> None:
-        report = self._observe(draining)
+        report = self.observe(draining)
         if report is not None:
             _show(report)
             try:
-                self._producer.produce(
+                self.producer.produce(
                     names.CONTROL_CAPACITY,
-                    value=self._codec.encode(report),
+                    value=self.codec.encode(report),
                     key=report.instance_id.encode(),
                     on_delivery=self._delivered,
                 )
@@ -92,7 +83,7 @@ class CapacityReporter:
                 if error.args[0].fatal():
                     raise
                 self._lost(error.args[0].name())
-        self._producer.poll(0)
+        self.producer.poll(0)
 
     def _delivered(self, error: KafkaError | None, _message: Message) -> None:
         if error is None:

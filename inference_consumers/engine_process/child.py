@@ -13,10 +13,12 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import TypeGuard
+
+import msgspec
 
 from fairlane.outcomes import Code
 from fairlane_server.processes.parent import die_with_parent
@@ -26,17 +28,14 @@ from inference_consumers.engine_process.messages import (
     Channel,
     Close,
     Died,
-    Ended,
-    EngineSpec,
     Finished,
-    Load,
     Loaded,
     LoadFailed,
     Metrics,
     Run,
-    Step,
+    RunEnded,
+    RunStep,
     Text,
-    can_be_written,
     to_engine,
 )
 from inference_consumers.engines.protocol import (
@@ -44,6 +43,7 @@ from inference_consumers.engines.protocol import (
     Engine,
     EngineItem,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     Problem,
@@ -54,6 +54,7 @@ from inference_consumers.engines.protocol import (
 _ALIVE_EVERY_S = 0.1
 
 
+@dataclass(eq=False)
 class RunReport:
     """The observer of one run, on the engine's side. Methods of an observer are called by one thread at a time;
     ``cancel`` by any.
@@ -61,31 +62,24 @@ class RunReport:
     A second outcome of an item, or text after its outcome, is a mistake of the engine: RuntimeError.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        run_id: int,
-        items: int,
-        on_end: Callable[[int], None],
-        timer: Callable[[], float] = monotonic,
-        *,
-        ends_by_itself: bool = False,
-    ) -> None:
-        """``on_end`` gets the run's id when it ends. A run of a continuous engine ``ends_by_itself``, with the step
-        after its last outcome, without a call of ``end``."""
-        self._channel = channel
-        self._run_id = run_id
-        self._open = set(range(items))
-        self._on_end = on_end
-        self._timer = timer
-        self._started = self._told_at = timer()
-        self._texts: list[Text] = []
-        self._finished: list[Finished] = []
-        self._cancelled: frozenset[int] = frozenset()
-        self._ends_by_itself = ends_by_itself
-        self._is_over = False
-        self._computed_tokens = 0
-        self._lock = threading.Lock()
+    channel: Channel
+    run_id: int
+    items: int
+    on_end: Callable[[int], None]
+    """Gets the run's id when it ends."""
+    timer: Callable[[], float] = monotonic
+    ends_by_itself: bool = False
+    """A run of a continuous engine ends with the step after its last outcome, without a call of ``end``."""
+    _texts: list[Text] = field(default_factory=list)
+    _finished: list[Finished] = field(default_factory=list)
+    _cancelled: frozenset[int] = frozenset()
+    _is_over: bool = False
+    _computed_tokens: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self._open = set(range(self.items))
+        self._started = self._told_at = self.timer()
 
     def text(self, index: int, delta: str) -> None:
         if index not in self._open:
@@ -96,9 +90,11 @@ class RunReport:
         if index not in self._open:
             raise RuntimeError(f"a second outcome of item {index}")
         self._open.remove(index)
-        finished = Finished.of(index, outcome)
-        if not can_be_written(finished):
-            finished = Finished.of(index, Failure(Code.ENGINE_ERROR, "the answer is not valid Unicode"))
+        finished = Finished(index, outcome)
+        try:
+            msgspec.msgpack.encode(finished)
+        except (UnicodeEncodeError, OverflowError, TypeError):
+            finished = Finished(index, Failure(Code.ENGINE_ERROR, "the answer is not valid Unicode"))
         self._computed_tokens += computed_tokens(outcome)
         self._finished.append(finished)
 
@@ -106,19 +102,19 @@ class RunReport:
         """Send the collected reports; without any, a sign of life now and then."""
         if self._is_over:
             return
-        if self._ends_by_itself and not self._open:
+        if self.ends_by_itself and not self._open:
             # An engine without batches pads nothing.
             self.end(RunCost(self._computed_tokens, self._computed_tokens))
         else:
             self._pass_on()
 
     def _pass_on(self) -> None:
-        now = self._timer()
+        now = self.timer()
         if self._texts or self._finished or now - self._told_at >= _ALIVE_EVERY_S:
             self._told_at = now
-            step = Step(self._run_id, tuple(self._texts), tuple(self._finished))
+            step = RunStep(self.run_id, tuple(self._texts), tuple(self._finished))
             self._texts, self._finished = [], []
-            self._channel.write(step)
+            self.channel.write(step)
 
     def is_cancelled(self, index: int) -> bool:
         return index in self._cancelled
@@ -134,25 +130,25 @@ class RunReport:
             self._told_at = 0.0
             self._pass_on()
         self._is_over = True
-        self._channel.write(
-            Ended(
-                self._run_id,
-                self._timer() - self._started,
+        self.channel.write(
+            RunEnded(
+                self.run_id,
+                self.timer() - self._started,
                 useful_tokens=cost.useful_tokens,
                 computed_tokens=cost.computed_tokens,
                 problem=problem,
             )
         )
-        self._on_end(self._run_id)
+        self.on_end(self.run_id)
 
 
-Create = Callable[[EngineSpec], Engine]
+_Create = Callable[[EngineSpec], Engine]
 
 _DIED_STATUS = 3
 _METRICS_EVERY_S = 5.0
 
 
-def main(create: Create) -> int:
+def main(create: _Create) -> int:
     """Serve the consumer at the other end of the file descriptor that the command line names. Returns the exit
     status."""
     # A run inside a library in C would otherwise hold the device until it came back.
@@ -163,15 +159,16 @@ def main(create: Create) -> int:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
-    return EngineProcess(Channel(Connection(descriptor)), create).serve()
+    return _EngineProcess(Channel(Connection(descriptor)), create).serve()
 
 
-class EngineProcess:
+class _EngineProcess:
     """One engine, one consumer."""
 
-    def __init__(self, channel: Channel, create: Create) -> None:
+    def __init__(self, channel: Channel, create: _Create) -> None:
         self._channel = channel
         self._create = create
+        self._continuous: ContinuousEngine | None = None
         self._runs: queue.SimpleQueue[Run | None] = queue.SimpleQueue()
         self._reports: dict[int, RunReport] = {}
         self._lock = threading.Lock()
@@ -183,13 +180,13 @@ class EngineProcess:
         engine = self._load()
         if engine is None:
             return 1
-        continuous = engine if is_continuous(engine) else None
-        if continuous is not None:
-            continuous.watch(self._died)
-            threading.Thread(target=self._report_metrics, args=(continuous,), name="metrics", daemon=True).start()
-        threading.Thread(target=self._read, args=(continuous,), name="reader", daemon=True).start()
+        if _is_continuous(engine):
+            self._continuous = engine
+            engine.watch(self._died)
+            threading.Thread(target=self._report_metrics, args=(engine,), name="metrics", daemon=True).start()
+        threading.Thread(target=self._read, name="reader", daemon=True).start()
         while (run := self._runs.get()) is not None:
-            self._run(engine, continuous, run)
+            self._run(engine, run)
         # What joined runs on: it has as long as its consumer waits.
         with self._run_ended:
             self._run_ended.wait_for(lambda: not self._reports)
@@ -198,55 +195,50 @@ class EngineProcess:
         return 0
 
     def _load(self) -> Engine | None:
-        message = to_engine.decode(self._channel.read())
-        if not isinstance(message, Load):
-            raise TypeError(f"{type(message).__name__} came before Load")
+        spec = to_engine.decode(self._channel.read())
+        if not isinstance(spec, EngineSpec):
+            raise TypeError(f"{type(spec).__name__} came before EngineSpec")
         started = monotonic()
         try:
-            engine = self._create(message.spec)
+            engine = self._create(spec)
             engine.load()
         except EngineLoadError as error:
-            # In one line, for whoever looks for it in a log: libraries explain at length.
+            # One line, for a log: libraries explain at length.
             self._channel.write(LoadFailed(" ".join(str(error).split())))
             return None
-        self._channel.write(Loaded(engine.name, is_continuous(engine), monotonic() - started))
+        self._channel.write(Loaded(engine.name, _is_continuous(engine), monotonic() - started))
         return engine
 
-    def _read(self, continuous: ContinuousEngine | None) -> None:
+    def _read(self) -> None:
         """Ends the process when its consumer is gone."""
         try:
             while True:
                 message = to_engine.decode(self._channel.read())
                 match message:
                     case Run():
-                        report = RunReport(
-                            self._channel,
-                            message.run_id,
-                            len(message.items),
-                            self._forget,
-                            ends_by_itself=continuous is not None,
-                        )
+                        report = RunReport(self._channel, message.run_id, len(message.items), self._forget)
+                        report.ends_by_itself = self._continuous is not None
                         with self._lock:
                             self._reports[message.run_id] = report
                         self._runs.put(Run(message.run_id, named_items(message)))
                     case Cancel():
-                        self._cancel(message, continuous)
+                        self._cancel(message)
                     case Close():
                         self._runs.put(None)
-                    case Load():
+                    case EngineSpec():
                         os._exit(_DIED_STATUS)
         except (EOFError, OSError):
             os._exit(0)
         except BaseException:  # noqa: BLE001 - without this thread the process is deaf
             os._exit(_DIED_STATUS)
 
-    def _cancel(self, message: Cancel, continuous: ContinuousEngine | None) -> None:
+    def _cancel(self, message: Cancel) -> None:
         with self._lock:
             report = self._reports.get(message.run_id)
         if report is not None:
             report.cancel(message.indexes)
-            if continuous is not None:
-                continuous.cancel([item_name(message.run_id, index) for index in message.indexes])
+            if self._continuous is not None:
+                self._continuous.cancel([item_name(message.run_id, index) for index in message.indexes])
 
     def _report_metrics(self, engine: ContinuousEngine) -> None:
         while not self._closing.wait(_METRICS_EVERY_S):
@@ -268,13 +260,13 @@ class EngineProcess:
             self._reports.pop(run_id, None)
             self._run_ended.notify_all()
 
-    def _run(self, engine: Engine, continuous: ContinuousEngine | None, run: Run) -> None:
+    def _run(self, engine: Engine, run: Run) -> None:
         report = self._reports[run.run_id]
         problem = None
         cost = RunCost()
         try:
-            if continuous is not None:
-                continuous.join(run.items, report)
+            if self._continuous is not None:
+                self._continuous.join(run.items, report)
                 return
             cost = engine.run(run.items, report)
         except Exception as error:  # noqa: BLE001 - any failure of the engine is the consumer's to narrow down
@@ -282,7 +274,7 @@ class EngineProcess:
                 self._died(error)
             problem = problem_of(error)
         if problem is not None and problem.out_of_memory:
-            # Out here, where the error is gone: its traceback kept alive whatever the failed run had allocated.
+            # Out here, where the error is gone: its traceback kept alive what the failed run had allocated.
             _free_memory()
         report.end(cost, problem)
 
@@ -296,7 +288,7 @@ def item_name(run_id: int, index: int) -> str:
     return f"{run_id}/{index}"
 
 
-def is_continuous(engine: Engine) -> TypeGuard[ContinuousEngine]:
+def _is_continuous(engine: Engine) -> TypeGuard[ContinuousEngine]:
     """Whether an engine takes items while others run."""
     return hasattr(engine, "join")
 

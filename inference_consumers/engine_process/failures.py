@@ -5,9 +5,9 @@ kind               what was seen                                                
 =================  ==============================================================  ====
 ``crashed``        a signal that a process brings on itself: SIGSEGV, SIGABRT, ...  yes
 ``exited``         it ended itself, or said that it can run nothing any more       yes
-``out_of_memory``  SIGKILL, and the kernel counted a kill for want of memory       yes
+``out_of_memory``  SIGKILL, and the kernel counted a kill for lack of memory       yes
 ``hung``           no progress, though it was seen to run on a processor           yes
-``stopped``        no progress, but it was stopped, waited, or nobody could look   no
+``stopped``        no progress, but it was stopped, waited, or was not watched      no
 ``lost``           another process that it works with is gone, it knows not why    no
 ``killed``         any other signal: SIGKILL says nothing of who sent it           no
 =================  ==============================================================  ====
@@ -97,7 +97,7 @@ class EngineEnd:
 def end_of(status: int, *, kernel_killed: bool) -> EngineEnd:
     """The end by itself of a process with this exit status, negative for a signal as in ``subprocess``.
 
-    ``kernel_killed`` says that the kernel ended a process of the same control group for want of memory, since this one
+    ``kernel_killed`` says that the kernel ended a process of the same control group for lack of memory, since this one
     was last given something to run.
     """
     if status >= 0:
@@ -112,12 +112,3 @@ def end_of(status: int, *, kernel_killed: bool) -> EngineEnd:
 def end_by_error(error: str) -> EngineEnd:
     """The end of a process that ended itself, with an error of this type, because it could run nothing any more."""
     return EngineEnd(EndKind.LOST if error in _LOST_ANOTHER else EndKind.EXITED, error)
-
-
-def oom_kills(counters: str) -> int | None:
-    """The kernel's count in a control group's ``memory.events`` (version 2) or ``memory.oom_control`` (version 1)."""
-    for line in counters.splitlines():
-        name, _, count = line.partition(" ")
-        if name == "oom_kill" and count.strip().isdecimal():
-            return int(count)
-    return None

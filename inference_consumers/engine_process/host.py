@@ -1,20 +1,23 @@
 """Host of one engine's process: starts it, sends it work, restarts it when it dies."""
 
 import contextlib
+import math
 import os
 import random
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
 import msgspec
+from prometheus_client import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
 
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
@@ -26,25 +29,24 @@ from inference_consumers.engine_process.messages import (
     Channel,
     Close,
     Died,
-    Ended,
-    EngineSpec,
     FromEngine,
-    Load,
     Loaded,
     LoadFailed,
     Metrics,
     Run,
-    Step,
+    RunEnded,
+    RunStep,
     from_engine,
 )
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
-from inference_consumers.engines.protocol import EngineItem
+from inference_consumers.engines.protocol import EngineItem, EngineSpec, SimulatedCost
 
 log = get_logger(__name__)
 
 MAX_DEATHS_WHILE_LOADING = 3
 """In a row: then it is not chance, and the consumer gives up."""
 
+MODULE = "inference_consumers.engine_process"
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_EVERY_S = 0.2
 _LOAD_TIMEOUT_S = 900.0
@@ -57,10 +59,10 @@ class EngineListener(Protocol):
     def engine_loaded(self, host: "EngineHost", loaded: Loaded) -> None:
         """It can run something now."""
 
-    def engine_stepped(self, host: "EngineHost", step: Step) -> None:
+    def engine_stepped(self, host: "EngineHost", step: RunStep) -> None:
         """A run came further."""
 
-    def engine_ended(self, host: "EngineHost", ended: Ended) -> None:
+    def engine_ended(self, host: "EngineHost", ended: RunEnded) -> None:
         """A run is over."""
 
     def engine_died(self, host: "EngineHost", end: EngineEnd) -> None:
@@ -70,25 +72,6 @@ class EngineListener(Protocol):
         """It cannot be loaded, and is not tried again."""
 
 
-@dataclass(frozen=True, slots=True)
-class EngineCommand:
-    """Command that starts an engine's process."""
-
-    python: str
-    module: str = "inference_consumers.engine_process"
-    environment: Mapping[str, str] | None = None
-    """None: this process's own."""
-
-    def line(self, descriptor: int, model: str) -> list[str]:
-        return [self.python, "-m", self.module, str(descriptor), model]
-
-    def variables(self) -> dict[str, str]:
-        """The environment; this package can be imported in it wherever the process is started."""
-        environment = dict(os.environ if self.environment is None else self.environment)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
-        return environment
-
-
 class EngineHost:
     """Host of one engine. ``run``, ``cancel`` and ``kill`` may be called from any thread; on a process that has ended
     they are lost, and ``engine_died`` reports its end."""
@@ -96,24 +79,35 @@ class EngineHost:
     def __init__(
         self,
         spec: EngineSpec,
-        command: EngineCommand,
+        python: str,
+        environment: Mapping[str, str],
+        module: str = MODULE,
         backoff: Backoff = Backoff(first_s=0.2, longest_s=10.0),  # noqa: B008 - frozen
         chance: Callable[[], float] = random.random,
     ) -> None:
+        """The engine's process is this module in this Python interpreter."""
         self.spec = spec
         self.key = (spec.model.model, spec.model.version)
-        self._command = command
+        self._python = python
+        self._module = module
+        # This package can be imported wherever the process is started.
+        search_path = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+        self._environment = {**environment, "PYTHONPATH": search_path}
         self._backoff = backoff
         self._chance = chance
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
+        # Of the present process.
+        self._is_loaded = self._has_run = False
+        self._load_failure: str | None = None
+        self._died_of = ""
         self._ended_here: EngineEnd | None = None
         self._oom_kills = OomKills()
         self._oom_kills_before: int | None = None
         self._life = 0
         self.metrics_text = ""
-        """What the engine said of itself last, in the text format of Prometheus."""
+        """The engine's latest metrics, in the text format of Prometheus."""
         self._thread: threading.Thread | None = None
 
     @property
@@ -153,7 +147,7 @@ class EngineHost:
         self._send(Cancel(run_id, tuple(indexes)), self._channel)
 
     def kill(self, end: EngineEnd) -> None:
-        """End the process now; it is started again. ``end`` is what ``engine_died`` is told."""
+        """End the process now; it is started again. ``engine_died`` gets ``end``."""
         process = self._process
         if process is not None:
             self._ended_here = end
@@ -190,22 +184,19 @@ class EngineHost:
         # The process is started here and nowhere else: the kernel ends it with the thread that started it.
         deaths = deaths_while_loading = 0
         while not self._closing.is_set():
-            life = _Life(listener, self)
             try:
                 self._start()
             except OSError as error:
-                listener.engine_failed(
-                    self, f"{self.key[0]}: {self._command.python} cannot be started: {error.strerror}"
-                )
+                listener.engine_failed(self, f"{self.key[0]}: {self._python} cannot be started: {error.strerror}")
                 return
-            end = self._listen(life)
-            if life.load_failure is not None:
-                listener.engine_failed(self, life.load_failure)
+            end = self._listen(listener)
+            if self._load_failure is not None:
+                listener.engine_failed(self, self._load_failure)
                 return
             if self._closing.is_set():
                 return
-            deaths = 1 if life.has_run else deaths + 1
-            deaths_while_loading = 0 if life.is_loaded else deaths_while_loading + 1
+            deaths = 1 if self._has_run else deaths + 1
+            deaths_while_loading = 0 if self._is_loaded else deaths_while_loading + 1
             log.error(
                 "engine_died", model=self.key[0], version=self.key[1], reason=end.reason, kind=end.kind, in_a_row=deaths
             )
@@ -218,12 +209,14 @@ class EngineHost:
 
     def _start(self) -> None:
         ours, theirs = Pipe()
+        self._ended_here = self._load_failure = None
+        self._is_loaded = self._has_run = False
+        self._died_of = ""
         with theirs:
-            self._ended_here = None
-            # A session of its own: it is ended with whatever it started itself, and a terminal's Ctrl-C passes it by.
+            # A session of its own: it is ended with its own children, and a terminal's Ctrl-C does not reach it.
             self._process = subprocess.Popen(
-                self._command.line(theirs.fileno(), self.key[0]),
-                env=self._command.variables(),
+                [self._python, "-m", self._module, str(theirs.fileno()), self.key[0]],
+                env=self._environment,
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=2,
@@ -232,19 +225,19 @@ class EngineHost:
         self._life += 1
         self._channel = Channel(ours)
         with contextlib.suppress(OSError):
-            self._channel.write(Load(self.spec))
+            self._channel.write(self.spec)
 
-    def _listen(self, life: "_Life") -> EngineEnd:
+    def _listen(self, listener: EngineListener) -> EngineEnd:
         process, channel = self._process, self._channel
         assert process is not None and channel is not None  # noqa: S101, PT018 - set by _start
         started = monotonic()
         try:
             while True:
                 if channel.has_message(_LOOK_EVERY_S):
-                    life.take(from_engine.decode(channel.read()))
+                    self._take(from_engine.decode(channel.read()), listener)
                 elif process.poll() is not None:
                     break
-                elif not life.is_loaded and monotonic() - started > _LOAD_TIMEOUT_S:
+                elif not self._is_loaded and monotonic() - started > _LOAD_TIMEOUT_S:
                     self.kill(EngineEnd(EndKind.HUNG, f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s"))
         except (EOFError, OSError):
             pass
@@ -254,13 +247,27 @@ class EngineHost:
         status = self._bury(process, channel)
         if self._ended_here is not None:
             return self._ended_here
-        if life.died_of:
-            return end_by_error(life.died_of)
-        return end_of(status, kernel_killed=self._kernel_killed())
-
-    def _kernel_killed(self) -> bool:
+        if self._died_of:
+            return end_by_error(self._died_of)
         before, now = self._oom_kills_before, self._oom_kills.count()
-        return before is not None and now is not None and now > before
+        return end_of(status, kernel_killed=before is not None and now is not None and now > before)
+
+    def _take(self, message: FromEngine, listener: EngineListener) -> None:
+        match message:
+            case Loaded():
+                self._is_loaded = True
+                listener.engine_loaded(self, message)
+            case RunStep():
+                listener.engine_stepped(self, message)
+            case RunEnded():
+                self._has_run = True
+                listener.engine_ended(self, message)
+            case LoadFailed():
+                self._load_failure = message.message
+            case Died():
+                self._died_of = message.error
+            case Metrics():
+                self.metrics_text = message.text
 
     def _bury(self, process: "subprocess.Popen[bytes]", channel: Channel) -> int:
         """End the process, unless it does so by itself, and what belongs to it. Returns its exit status."""
@@ -275,77 +282,67 @@ class EngineHost:
         return status
 
 
-class _Life:
-    """One process of the engine."""
-
-    def __init__(self, listener: EngineListener, host: EngineHost) -> None:
-        self._listener = listener
-        self._host = host
-        self.is_loaded = False
-        self.has_run = False
-        self.load_failure: str | None = None
-        self.died_of = ""
-
-    def take(self, message: FromEngine) -> None:
-        match message:
-            case Loaded() as loaded:
-                self.is_loaded = True
-                self._listener.engine_loaded(self._host, loaded)
-            case Step() as step:
-                self._listener.engine_stepped(self._host, step)
-            case Ended() as ended:
-                self.has_run = True
-                self._listener.engine_ended(self._host, ended)
-            case LoadFailed() as failed:
-                self.load_failure = failed.message
-            case Died() as died:
-                self.died_of = died.error
-            case Metrics() as metrics:
-                self._host.metrics_text = metrics.text
-
-
 def _kill(process: "subprocess.Popen[bytes]") -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 
 
-MODULE = "inference_consumers.engine_process"
+class EngineMetrics(Collector):
+    """Collector of the metrics that engines keep themselves (vLLM's, named ``vllm:…``). Unreadable ones are logged and
+    left out: they must not take the others along."""
 
-_VLLM = "vllm"
-_VLLM_LOG_LEVEL = "VLLM_LOGGING_LEVEL"
+    def __init__(self, hosts: Sequence[EngineHost]) -> None:
+        self._hosts = tuple(hosts)
+
+    def collect(self) -> Iterable[Metric]:
+        """A family that several engines have is shown once, with the samples of all."""
+        families: dict[str, Metric] = {}
+        for host in self._hosts:
+            try:
+                found = list(text_string_to_metric_families(host.metrics_text))
+            except ValueError as error:
+                log.warning("engine_metrics_unreadable", model=host.key[0], error=type(error).__name__)
+                continue
+            for family in found:
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return families.values()
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
 
 
 def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[EngineHost]:
     environment = without_settings(os.environ)
-    return [EngineHost(_spec(settings, model), _command(settings, model, environment)) for model in models]
+    return [_engine_host(settings, model, environment) for model in models]
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what settings are read from: a process that runs a stranger's model gets no address, user
-    or password of ours."""
+    """The environment without the settings: a process that runs a stranger's model gets no address, user or password
+    of ours."""
     ours = {name.upper() for name in Settings.model_fields}
     return {name: value for name, value in environment.items() if name.upper() not in ours}
 
 
-def _spec(settings: Settings, model: ModelVersion) -> EngineSpec:
-    return EngineSpec(
-        model=model,
-        models_dir=str(settings.models_dir.absolute()),
-        engine="simulated" if settings.engine == "simulated" else model.engine,
-        threads=settings.engine_threads,
-        device=settings.device,
-        simulated_prefill_tokens_per_s=settings.simulated_prefill_tokens_per_s,
-        simulated_decode_tokens_per_s=settings.simulated_decode_tokens_per_s,
-        simulated_batch_ms=settings.simulated_batch_ms,
-        simulated_memory_tokens=settings.simulated_memory_tokens,
-        allow_unsafe_weights=settings.allow_unsafe_weights,
+def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[str, str]) -> EngineHost:
+    is_simulated = settings.engine == "simulated"
+    spec = EngineSpec(
+        model,
+        str(settings.models_dir.absolute()),
+        settings.engine_threads,
+        settings.device,
+        "simulated" if is_simulated else None,
+        SimulatedCost(
+            settings.simulated_prefill_tokens_per_s or math.inf,
+            settings.simulated_decode_tokens_per_s or math.inf,
+            settings.simulated_batch_ms,
+            settings.simulated_memory_tokens,
+        ),
+        settings.allow_unsafe_weights,
     )
-
-
-def _command(settings: Settings, model: ModelVersion, environment: Mapping[str, str]) -> EngineCommand:
-    is_vllm = model.engine == _VLLM and settings.engine != "simulated"
-    if not is_vllm:
-        return EngineCommand(sys.executable, MODULE, environment)
-    # It has a log of its own, which is quiet unless somebody looks for something.
-    debugging = {_VLLM_LOG_LEVEL: "DEBUG"} if settings.log_level == "DEBUG" else {}
-    return EngineCommand(str(settings.vllm_python.absolute()), MODULE, {**debugging, **environment})
+    if model.engine != "vllm" or is_simulated:
+        return EngineHost(spec, sys.executable, environment, MODULE)
+    # vLLM has a log of its own, which is quiet by default.
+    debugging = {"VLLM_LOGGING_LEVEL": "DEBUG"} if settings.log_level == "DEBUG" else {}
+    return EngineHost(spec, str(settings.vllm_python.absolute()), {**debugging, **environment}, MODULE)

@@ -8,32 +8,7 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from fairlane.records import ModelVersion
-from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Problem, Success
-
-
-class EngineSpec(msgspec.Struct, frozen=True):
-    """Everything an engine is made from: its process reads no settings."""
-
-    model: ModelVersion
-    models_dir: str
-    engine: str
-    """Its name in the registry, which may differ from the one in models.yaml: simulated."""
-    threads: int = 0
-    device: str = "auto"
-    simulated_prefill_tokens_per_s: float = 0.0
-    """0 means that it takes no time."""
-    simulated_decode_tokens_per_s: float = 0.0
-    simulated_batch_ms: float = 0.0
-    simulated_memory_tokens: int = 0
-    allow_unsafe_weights: bool = False
-    """Whether files may be loaded that can run any code."""
-
-
-class Load(msgspec.Struct, frozen=True, tag=True):
-    """Make this engine and load it; the first message."""
-
-    spec: EngineSpec
+from inference_consumers.engines.protocol import EngineItem, EngineSpec, ItemOutcome, Problem
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
@@ -69,32 +44,10 @@ class LoadFailed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """The outcome of one item: one of the three."""
+    """The outcome of one item."""
 
     index: int
-    success: Success | None = None
-    failure: Failure | None = None
-    cancelled: Cancelled | None = None
-
-    def __post_init__(self) -> None:
-        if [self.success, self.failure, self.cancelled].count(None) != 2:
-            raise ValueError("an item has one outcome")
-
-    @classmethod
-    def of(cls, index: int, outcome: ItemOutcome) -> "Finished":
-        match outcome:
-            case Success():
-                return cls(index, success=outcome)
-            case Failure():
-                return cls(index, failure=outcome)
-            case Cancelled():
-                return cls(index, cancelled=outcome)
-
-    @property
-    def outcome(self) -> ItemOutcome:
-        found = self.success or self.failure or self.cancelled
-        assert found is not None  # noqa: S101 - see __post_init__
-        return found
+    outcome: ItemOutcome
 
 
 class Text(msgspec.Struct, frozen=True):
@@ -104,7 +57,7 @@ class Text(msgspec.Struct, frozen=True):
     delta: str
 
 
-class Step(msgspec.Struct, frozen=True, tag=True):
+class RunStep(msgspec.Struct, frozen=True, tag=True):
     """A run came further."""
 
     run_id: int
@@ -112,7 +65,7 @@ class Step(msgspec.Struct, frozen=True, tag=True):
     finished: tuple[Finished, ...] = ()
 
 
-class Ended(msgspec.Struct, frozen=True, tag=True):
+class RunEnded(msgspec.Struct, frozen=True, tag=True):
     """A run is over. ``seconds`` is engine time."""
 
     run_id: int
@@ -134,8 +87,9 @@ class Metrics(msgspec.Struct, frozen=True, tag=True):
     text: str
 
 
-ToEngine = Load | Run | Cancel | Close
-FromEngine = Loaded | LoadFailed | Step | Ended | Died | Metrics
+# The first message is what the engine is made from.
+_ToEngine = EngineSpec | Run | Cancel | Close
+FromEngine = Loaded | LoadFailed | RunStep | RunEnded | Died | Metrics
 
 
 class Channel:
@@ -154,9 +108,9 @@ class Channel:
         """Raises EOFError or OSError when the other side is gone."""
         return self._connection.recv_bytes()
 
-    def write(self, message: ToEngine | FromEngine) -> None:
-        """Blocks while the other side does not read. Raises OSError when it is gone, and UnicodeEncodeError for text
-        that is none."""
+    def write(self, message: _ToEngine | FromEngine) -> None:
+        """Blocks while the other side does not read. Raises OSError when it is gone, and UnicodeEncodeError for
+        invalid text."""
         data = self._encoder.encode(message)
         with self._lock:
             self._connection.send_bytes(data)
@@ -167,17 +121,8 @@ class Channel:
             self._connection.close()
 
 
-to_engine: "msgspec.msgpack.Decoder[ToEngine]" = msgspec.msgpack.Decoder(ToEngine)
+to_engine: "msgspec.msgpack.Decoder[_ToEngine]" = msgspec.msgpack.Decoder(_ToEngine)
 """Raises msgspec.DecodeError for bytes that are no message to an engine."""
 
 from_engine: "msgspec.msgpack.Decoder[FromEngine]" = msgspec.msgpack.Decoder(FromEngine)
 """Raises msgspec.DecodeError for bytes that are no message from an engine."""
-
-
-def can_be_written(outcome: "Finished") -> bool:
-    """Whether the outcome can be encoded: lone surrogates cannot."""
-    try:
-        msgspec.msgpack.encode(outcome)
-    except (UnicodeEncodeError, OverflowError, TypeError):
-        return False
-    return True

@@ -5,8 +5,6 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from inference_consumers.engine_process.failures import oom_kills
-
 _PROC = Path("/proc")
 _STOPPED = ("T", "t")
 """By a signal, and by a debugger (proc(5), the state in /proc/PID/stat)."""
@@ -35,7 +33,7 @@ def _stats(pid: int, proc: Path) -> Iterator[list[str]]:
     waiting = [str(pid)]
     while waiting:
         folder = proc / waiting.pop()
-        # The name stands in parentheses, and may hold any character.
+        # The name is in parentheses, and may hold any character.
         yield _text(folder / "stat").rpartition(")")[2].split()
         with contextlib.suppress(OSError):
             for children in folder.glob("task/*/children"):
@@ -46,10 +44,10 @@ class OomKills:
     """Processes of this control group that the kernel has killed for lack of memory."""
 
     def __init__(self, proc: Path = Path("/proc"), cgroups: Path = Path("/sys/fs/cgroup")) -> None:
-        self._file = next((file for file in _counters(proc, cgroups) if _read(file) is not None), None)
+        self._file = next((file for file in _counters(proc, cgroups) if oom_kills(_text(file)) is not None), None)
 
     def count(self) -> int | None:
-        return None if self._file is None else _read(self._file)
+        return None if self._file is None else oom_kills(_text(self._file))
 
 
 def _counters(proc: Path, cgroups: Path) -> list[Path]:
@@ -65,8 +63,13 @@ def _counters(proc: Path, cgroups: Path) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> int | None:
-    return oom_kills(_text(file))
+def oom_kills(counters: str) -> int | None:
+    """The kernel's count in a control group's ``memory.events`` (version 2) or ``memory.oom_control`` (version 1)."""
+    for line in counters.splitlines():
+        name, _, count = line.partition(" ")
+        if name == "oom_kill" and count.strip().isdecimal():
+            return int(count)
+    return None
 
 
 def _text(file: Path) -> str:

@@ -5,22 +5,20 @@ from dataclasses import dataclass
 from inference_consumers.engine_process.failures import EndKind, EngineEnd
 
 TIMES_PREDICTED = 10
-"""A run that is predicted to take long may be silent for so many times that before it is overdue, and twice that before
-it is hung, until the engine says that it came further: a slow engine is not a hung one, and not every one tells of its
-steps."""
+"""Until its first reported step, a run is overdue after so many times its predicted time, and hung after twice that: a
+slow engine is not a hung one, and not every engine reports steps."""
 
 MOST_TIMES_LONGER = 10
-"""However long it is predicted to take, it is overdue, and hung, at so many times the least time: a prediction is of
-the whole run, of which an engine that tells of its steps is silent until the first alone."""
+"""Bound on both, in times of the least time: a prediction covers the whole run, not the silence before the first
+step."""
 
 REPORTED_AFTER_MS = 1_000
-"""Within that time the dispatchers have heard that the process fails. Work that is handed back before could be sent
-straight back."""
+"""The dispatchers know within this time that the process fails. Work handed back earlier could be sent straight
+back."""
 
-BUSY_SHARE = 0.5
-"""For so much of its silence the engine must have used a processor, or else the silence is not held against what it
-ran: a process that waits for a volume, a driver or a processor that others have uses hardly any. A run that loops may
-not get more than that on a shared machine, and what runs beside one that waits takes far less."""
+_BUSY_SHARE = 0.5
+"""The silence counts against the run only if the engine used a processor for this part of it: a process that waits for
+a volume, a driver or a busy processor uses hardly any. A run that loops may get no more on a shared machine."""
 
 _LONGEST_LOOK_MS = 1_000
 
@@ -41,8 +39,8 @@ class StallTimeouts:
 class RunWatch:
     """Watch of one run. ``predicted_s`` is None before any measured run.
 
-    What was seen of its silence is the time between looks, and of long gaps a part only: a process that was paused, or
-    a clock that was set, must not make a hung engine of a running one.
+    Silence is summed over the time between looks, and a long gap counts only in part: a paused process, or a clock that
+    was set, must not make a running engine look hung.
     """
 
     patience: StallTimeouts
@@ -53,16 +51,15 @@ class RunWatch:
     has_stepped: bool = False
     _seen_ms: int = 0
     _own_ms: int = 0
-    """Of what was seen, the part in which nothing but the run can have kept it silent."""
+    """The part of it in which only the run can be the cause."""
     _busy_ms: int = 0
-    """Of that part, the time of a processor that the engine used, but one processor's at most."""
+    """CPU time in that part, at most one processor's."""
     _cpu_ms: int | None = None
     """CPU time of the engine at the last look."""
     _looked_at_ms: int | None = None
 
     def progressed(self, now_ms: int) -> None:
-        """The engine said that it came further. It says so at every step: from now on none is expected to take as long
-        as the run."""
+        """The engine reported a step. From now on no step is expected to take as long as the run."""
         self.has_stepped = True
         self.silent_since_ms = now_ms
         self._seen_ms = self._own_ms = self._busy_ms = 0
@@ -70,8 +67,8 @@ class RunWatch:
         self._looked_at_ms = now_ms
 
     def look(self, now_ms: int, *, stopped: bool = False, cpu_ms: int | None = None) -> None:
-        """It still runs. ``stopped`` when its process was found to be stopped by somebody; ``cpu_ms`` is what that has
-        used of processors since it began, None when that is not known."""
+        """It still runs. ``stopped``: its process is stopped by a signal; ``cpu_ms`` is the CPU time of the process so
+        far, None when unknown."""
         before_ms = self.silent_since_ms if self._looked_at_ms is None else self._looked_at_ms
         passed_ms = max(0, now_ms - before_ms)
         self._seen_ms += min(passed_ms, _LONGEST_LOOK_MS)
@@ -89,7 +86,7 @@ class RunWatch:
 
     @property
     def is_reported(self) -> bool:
-        """Whether it was overdue for so long that the dispatchers know."""
+        """Whether it has been overdue for so long that the dispatchers know."""
         return self._seen_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED) + REPORTED_AFTER_MS
 
     @property
@@ -98,12 +95,12 @@ class RunWatch:
 
     @property
     def end(self) -> EngineEnd:
-        """As what the process of a hung engine is ended. The silence is the run's own when it was long enough without
-        any time in which the process was stopped, or nobody looked, and the process computed meanwhile."""
+        """Why the process of a hung engine is ended. The run is the cause if the silence is long enough without the
+        time in which the process was stopped or not looked at, and the process computed meanwhile."""
         why = f"it made no progress for {self.seen_s:.0f} s"
         if self._own_ms <= self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED):
             return EngineEnd(EndKind.STOPPED, f"{why}, and was stopped for a part of that")
-        if self._busy_ms < BUSY_SHARE * self._own_ms:
+        if self._busy_ms < _BUSY_SHARE * self._own_ms:
             return EngineEnd(EndKind.STOPPED, f"{why}, and used a processor for {self._busy_ms / 1_000:.0f} s of that")
         return EngineEnd(EndKind.HUNG, why)
 

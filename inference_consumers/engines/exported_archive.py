@@ -1,10 +1,8 @@
 """Check that an exported program holds nothing but model operations; ``torch.export.load`` does not check.
 
-Its archive (``.pt2``) may hold pickles, which it unpickles without a limit (weights and constants that say so, objects,
-and sample inputs that are no plain tensors); libraries that were compiled from the program, which it loads; expressions
-and guards, which it evaluates as Python; the names of what the program calls, which may be anything inside torch; and
-the structure of its arguments, for which it imports whatever module a part of it names.
-Everything that is not on a list here is refused before torch looks at it.
+The loader runs or imports several parts of an archive (``.pt2``): pickles (weights, constants, objects, sample inputs),
+compiled libraries, expressions and guards (evaluated as Python), names of called functions (anything inside torch), and
+modules named by the structure of its arguments. What is not on a list here is refused before torch looks at it.
 """
 
 import ast
@@ -68,8 +66,8 @@ _CONTAINERS = frozenset(
 
 
 def check_exported(file: Path) -> None:
-    """Raises UnsafeArchiveError, and whatever torch raises for a file that is no such archive: one of an older form
-    for instance, which ``torch.export.load`` would take for a zip file full of pickles."""
+    """Raises UnsafeArchiveError, and errors of torch for a file that is no such archive: one of an older form, for
+    instance, which ``torch.export.load`` would read as a zip file of pickles."""
     from torch.export.pt2_archive._package import PT2ArchiveReader
 
     # torch's own reader, so that the check sees the same archive as the loader.
@@ -120,7 +118,7 @@ def _check_program(program: Any) -> None:
 
 
 def _check_strings(key: str, value: Any) -> None:
-    """A structure stands where one belongs, and nowhere else: other parts of torch would read it as one too."""
+    """Structures are allowed only where they belong: other parts of torch would parse them as well."""
     if key in _SPECS and value:
         _check_spec(value)
         return

@@ -1,12 +1,12 @@
 """Text of one answer: tokens to text deltas, stop strings, and the outcome."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from transformers import PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import NOT_FINITE, Failure, ItemOutcome, Success
 from inference_consumers.engines.sampling import Logprobs
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
@@ -22,32 +22,32 @@ class Detokenizer:
 
     The method is that of text-generation-inference (``Model.decode_token``) and vLLM (``detokenize_incrementally``):
     the tokens since the last piece are decoded together with those of that piece, because a decoder may treat what
-    comes first differently, and text that ends in a replacement character waits for the rest of it. Beyond theirs, a
-    run of replacement characters is told but for its end, so that a model which writes nothing else holds up nothing.
+    comes first differently, and text that ends in a replacement character waits for the rest of it. Beyond theirs, all
+    of a run of replacement characters but its end is released: a model that writes nothing else holds up nothing.
     """
 
     def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
         self._decode = decode
         self._window: list[int] = []
         self._fresh = 0  # where in the window the tokens begin that came since the last piece
-        self._told = ""  # what is told of the window's text
+        self._released = ""  # the part of the window's text that was released
 
     def add(self, token_id: int) -> str:
         """The text that is certain now and was not before. What is never certain ends in half a character."""
         self._window.append(token_id)
         text = self._decode(self._window)
         sure = _sure(text)
-        piece = sure[len(self._told) :]
+        piece = sure[len(self._released) :]
         if piece and sure == text:
             self._window = self._window[self._fresh :]
             self._fresh = len(self._window)
-            self._told = self._decode(self._window)
+            self._released = self._decode(self._window)
         elif len(self._window) > _LONGEST_WINDOW:
             self._window = self._window[-_SURE_TOKENS:]
             self._fresh = 0
-            self._told = _sure(self._decode(self._window))
+            self._released = _sure(self._decode(self._window))
         else:
-            self._told = sure
+            self._released = sure
         return piece
 
 
@@ -72,7 +72,9 @@ class StopStrings:
     @property
     def held(self) -> int:
         """Number of trailing characters that may begin a stop string."""
-        return next((n for n in range(len(self._tail), 0, -1) if self._may_begin(self._tail[-n:])), 0)
+        tail = self._tail
+        lengths = (n for n in range(len(tail), 0, -1) if any(stop.startswith(tail[-n:]) for stop in self._stops))
+        return next(lengths, 0)
 
     def feed(self, text: str) -> int | None:
         """Read on. The place in the whole text where the first stop string begins, once that is complete.
@@ -89,28 +91,23 @@ class StopStrings:
         self._tail = window[max(0, len(window) - len(self._stops[0]) + 1) :]
         return None
 
-    def _may_begin(self, end: str) -> bool:
-        return any(stop.startswith(end) for stop in self._stops)
-
 
 class GeneratedText:
-    """Releases text when it is final: whole characters that cannot become part of a stop string.
-
-    What is told, in its order, is the text of the answer.
-    """
+    """Releases text when it is final: whole characters that cannot become part of a stop string. The pieces together
+    are the text of the answer."""
 
     def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(decode)
         self._stops = StopStrings(stops)
-        self._told: list[str] = []
-        self._told_length = 0
+        self._pieces: list[str] = []
+        self._released_length = 0
         self._pending = ""
         self.is_stopped = False
 
     @property
     def length(self) -> int:
         """Characters so far, those that may become part of a stop string among them."""
-        return self._told_length + len(self._pending)
+        return self._released_length + len(self._pending)
 
     def add(self, token_id: int) -> str:
         """The text that is certain with this token; ``is_stopped`` says whether a stop string is complete."""
@@ -118,39 +115,45 @@ class GeneratedText:
         self._pending += piece
         cut = self._stops.feed(piece)
         if cut is None:
-            return self._tell(len(self._pending) - self._stops.held)
+            return self._release(len(self._pending) - self._stops.held)
         self.is_stopped = True
-        self._pending = self._pending[: cut - self._told_length]
-        return self._tell(len(self._pending))
+        self._pending = self._pending[: cut - self._released_length]
+        return self._release(len(self._pending))
 
     def end(self) -> str:
         """No more tokens: the text that was held for a stop string which never came. Half a character is dropped."""
-        return self._tell(len(self._pending))
+        return self._release(len(self._pending))
 
     def whole(self) -> str:
-        return "".join(self._told)
+        return "".join(self._pieces)
 
-    def _tell(self, characters: int) -> str:
+    def _release(self, characters: int) -> str:
         certain, self._pending = self._pending[:characters], self._pending[characters:]
         if certain:
-            self._told.append(certain)
-            self._told_length += characters
+            self._pieces.append(certain)
+            self._released_length += characters
         return certain
 
 
-def fault_of(
-    text: str, tokens: int, reason: FinishReason, *, may_be_empty: bool, may_be_broken: Callable[[], bool]
-) -> str | None:
-    """Why the text of so many tokens is no answer, or None: it is empty, or they wrote bytes that are no UTF-8.
+def outcome_of_text(
+    text: str,
+    usage: TokenUsage,
+    reason: FinishReason,
+    logprobs: tuple[TokenLogprob, ...] | None,
+    may_be_empty: bool,
+    may_be_broken: Callable[[], bool],
+) -> ItemOutcome:
+    """A text is no answer if it is empty, or if its tokens wrote bytes that are no UTF-8.
 
-    ``may_be_broken`` is for a prompt with a replacement character, which the answer may repeat. It is asked where there
-    is one.
+    ``may_be_broken`` is for a prompt with a replacement character, which the answer may repeat. It is called only where
+    there is one.
     """
     if (REPLACEMENT not in text or may_be_broken()) and (text or may_be_empty):
-        return None
+        return Success(Output(text=text, logprobs=logprobs), usage, reason)
+    tokens = usage.completion_tokens
     if not text and tokens == 1 and reason == FinishReason.STOP:
-        return "the model ended its answer before the first token"
-    return f"the model wrote {tokens} tokens that are no text"
+        return Failure(Code.ENGINE_ERROR, "the model ended its answer before the first token")
+    return Failure(Code.ENGINE_ERROR, f"the model wrote {tokens} tokens that are no text")
 
 
 class TokenNames:
@@ -170,11 +173,19 @@ class TokenNames:
             name = self._names[token_id] = self._decode([*self._context, token_id])[self._context_length :]
         return name
 
+    def logprobs(self, tokens: Iterable[tuple[int, Logprobs]]) -> tuple[TokenLogprob, ...]:
+        return tuple(
+            TokenLogprob(
+                self.of(token), found.chosen, tuple(TopLogprob(self.of(other), value) for other, value in found.top)
+            )
+            for token, found in tokens
+        )
+
     def _decode(self, token_ids: list[int]) -> str:
         return str(self._tokenizer.decode(token_ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
 
 
-class Answer:
+class GeneratedAnswer:
     """One answer while it is generated. The end token and the tokens of a stop string count: each was a step."""
 
     def __init__(
@@ -204,7 +215,7 @@ class Answer:
         None for a token: no usable number was computed. ``prompt_tokens`` is for the usage alone.
         """
         if token is None:
-            return "", Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+            return "", NOT_FINITE
         self.tokens += 1
         self.last_token = token
         usage = TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=self.tokens)
@@ -226,18 +237,6 @@ class Answer:
 
     def _outcome(self, usage: TokenUsage, reason: FinishReason, *, may_be_empty: bool) -> ItemOutcome:
         text = self._text.whole()
-        fault = fault_of(text, self.tokens, reason, may_be_empty=may_be_empty, may_be_broken=self._may_be_broken)
-        if fault is not None:
-            return Failure(Code.ENGINE_ERROR, fault)
-        return Success(Output(text=text, logprobs=self._token_logprobs(len(text))), usage, reason)
-
-    def _token_logprobs(self, text_length: int) -> tuple[TokenLogprob, ...] | None:
-        """Of the tokens that wrote some of the text, or None where they were not asked for."""
-        if not self._logprobs:
-            return None
-        name = self._names.of
-        return tuple(
-            TokenLogprob(name(token), found.chosen, tuple(TopLogprob(name(other), value) for other, value in found.top))
-            for place, token, found in self._logprobs
-            if place < text_length
-        )
+        written = [(token, found) for place, token, found in self._logprobs if place < len(text)]
+        logprobs = self._names.logprobs(written) if self._logprobs else None
+        return outcome_of_text(text, usage, reason, logprobs, may_be_empty, self._may_be_broken)

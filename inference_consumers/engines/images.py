@@ -78,17 +78,14 @@ def pixels_of(image: bytes, wanted: PixelFormat) -> bytes:
     ``image`` is a PNG, JPEG or WebP file, or just these bytes. Raises ImageError.
     """
     name = image_format(image)
-    if len(image) == wanted.size_bytes and (name is None or _may_be_pixels(image)):
+    # A JPEG begins with only three bytes that pixels might begin with too: its end must look like one as well.
+    may_be_pixels = name is None or (image.startswith(b"\xff\xd8") and not image.endswith(b"\xff\xd9"))
+    if len(image) == wanted.size_bytes and may_be_pixels:
         return image
     if name is None:
         raise ImageError(f"must be a PNG, JPEG or WebP file, or {wanted}; got {len(image)} bytes of something else")
     decoded = _decoded(image, name, wanted.mode)
     return decoded.resize((wanted.width, wanted.height), Image.Resampling.BOX).tobytes()
-
-
-def _may_be_pixels(image: bytes) -> bool:
-    """A JPEG begins with only three bytes that pixels might begin with too: its end must look like one as well."""
-    return image.startswith(b"\xff\xd8") and not image.endswith(b"\xff\xd9")
 
 
 def _decoded(image: bytes, name: str, mode: str) -> Image.Image:
@@ -118,6 +115,11 @@ def _damaged(name: str) -> ImageError:
     return ImageError(f"the {name} cannot be decoded: it is damaged or incomplete")
 
 
+def _check_still(name: str, image: Image.Image) -> None:
+    if getattr(image, "is_animated", False):
+        raise ImageError(f"the {name} is animated; one still picture is needed")
+
+
 def _check_size(header: ImageHeader) -> None:
     if header.refusal is not None:
         raise ImageError(header.refusal)
@@ -131,11 +133,6 @@ def _check_scans(header: ImageHeader, scans: int) -> None:
             f"the {header.format} has {header.width} x {header.height} pixels in {scans} scans; "
             f"at most {MAX_SCANNED_PIXELS} pixels times scans are taken"
         )
-
-
-def _check_still(name: str, image: Image.Image) -> None:
-    if getattr(image, "is_animated", False):
-        raise ImageError(f"the {name} is animated; one still picture is needed")
 
 
 def _converted(image: Image.Image, mode: str) -> Image.Image:

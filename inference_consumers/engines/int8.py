@@ -47,14 +47,10 @@ class Int8Linear(nn.Module):
 def quantize_linears(network: nn.Module) -> None:
     """Replace every linear layer in place; those whose sides the kernel cannot take stay as they are."""
     for name, child in list(network.named_children()):
-        if type(child) is nn.Linear and _fits(child):
+        if type(child) is nn.Linear and not (child.in_features % _CUDA_SIDE or child.out_features % _CUDA_SIDE):
             setattr(network, name, Int8Linear(child))
         else:
             quantize_linears(child)
-
-
-def _fits(linear: nn.Linear) -> bool:
-    return linear.in_features % _CUDA_SIDE == 0 and linear.out_features % _CUDA_SIDE == 0
 
 
 def _scale(rows: torch.Tensor) -> torch.Tensor:

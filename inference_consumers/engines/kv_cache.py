@@ -4,8 +4,6 @@ transformers' DynamicCache concatenates every layer at every step: measured on a
 tokens of context, that took longer than the matrix products of the step. Here a step writes into its place.
 """
 
-from dataclasses import dataclass
-
 import torch
 from transformers import AttentionInterface, PreTrainedModel
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -61,25 +59,15 @@ _FIRST_ROOM = 128
 _GROWTH = 1.5
 
 
-@dataclass(slots=True)
-class _Window:
-    """Read and write window of the next pass: some rows, from column ``start``, written from ``at`` on."""
-
-    rows: slice
-    start: int
-    at: int
-    capacity: int
-
-
 class _Layer(CacheLayerMixin):  # type: ignore[misc] # transformers is not typed
     """One layer's buffers, of shape (rows, heads, capacity, head size)."""
 
     is_sliding = False
 
-    def __init__(self, rows: int, window: _Window) -> None:
+    def __init__(self, rows: int, cache: "BatchCache") -> None:
         super().__init__()
         self._rows = rows
-        self._window = window
+        self._cache = cache
 
     def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
         self.keys = self._room_like(key_states)
@@ -91,9 +79,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc] # transformers is not typed
     ) -> tuple[torch.Tensor, torch.Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
-        elif self.keys.shape[2] < self._window.capacity:
+        elif self.keys.shape[2] < self._cache.capacity:
             self.keys, self.values = self._grown(self.keys), self._grown(self.values)
-        rows, start, at = self._window.rows, self._window.start, self._window.at
+        rows, start, at = self._cache.rows, self._cache.start, self._cache.at
         end = at + key_states.shape[2]
         self.keys[rows, :, at:end] = key_states
         self.values[rows, :, at:end] = value_states
@@ -103,7 +91,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc] # transformers is not typed
         return self.get_seq_length() + query_length, 0
 
     def get_seq_length(self) -> int:
-        return self._window.at - self._window.start
+        return self._cache.at - self._cache.start
 
     def get_max_length(self) -> int:
         return -1
@@ -114,7 +102,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[misc] # transformers is not typed
 
     def _room_like(self, states: torch.Tensor) -> torch.Tensor:
         # Zeros, because what is masked still is multiplied: by zero, which makes not-a-number of garbage.
-        return states.new_zeros(self._rows, states.shape[1], self._window.capacity, states.shape[3])
+        return states.new_zeros(self._rows, states.shape[1], self._cache.capacity, states.shape[3])
 
     def _grown(self, buffer: torch.Tensor) -> torch.Tensor:
         grown = self._room_like(buffer)
@@ -131,17 +119,19 @@ class BatchCache:
 
     def __init__(self, rows: int, width: int, most_columns: int) -> None:
         self._most_columns = most_columns
-        self._window = _Window(slice(0, rows), 0, 0, min(most_columns, width + _FIRST_ROOM))
-        self.for_network = Cache(layer_class_to_replicate=lambda: _Layer(rows, self._window))
+        # The next pass: some rows, from column ``start``, written from ``at`` on.
+        self.rows = slice(0, rows)
+        self.start = self.at = 0
+        self.capacity = min(most_columns, width + _FIRST_ROOM)
+        self.for_network = Cache(layer_class_to_replicate=lambda: _Layer(rows, self))
 
     def look_at(self, rows: slice, start: int, at: int, columns: int) -> None:
         """The next pass is about these rows: it attends from ``start`` on and writes ``columns`` from ``at`` on."""
-        window = self._window
-        window.rows, window.start, window.at = rows, start, at
-        if at + columns > window.capacity:
-            window.capacity = min(self._most_columns, max(at + columns, int(window.capacity * _GROWTH)))
+        self.rows, self.start, self.at = rows, start, at
+        if at + columns > self.capacity:
+            self.capacity = min(self._most_columns, max(at + columns, int(self.capacity * _GROWTH)))
 
     def move(self, source: int, target: int, columns: slice) -> None:
-        """Row ``target``, which nobody needs any more, becomes row ``source``."""
+        """Row ``target``, which is no longer needed, becomes row ``source``."""
         for layer in self.for_network.layers:
             layer.move(source, target, columns)

@@ -1,4 +1,7 @@
-"""Checks of a transformers folder before heavy libraries read it: fails early and names the file."""
+"""Checks before a model's folder is loaded: its files, the memory that its weights need, the device.
+
+They come before heavy libraries read the folder, so that it fails early and the error names the file.
+"""
 
 import json
 import math
@@ -6,7 +9,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-from inference_consumers.engines.protocol import EngineLoadError
+import psutil
+import torch
+
+from inference_consumers.engines.protocol import EngineLoadError, EngineSpec
 
 # Any of these makes a tokenizer; the first is what nearly every model has.
 _TOKENIZERS = (
@@ -19,92 +25,138 @@ _TOKENIZERS = (
     "tekken.json",
 )
 _BITS = re.compile(r"\d+")
+_CGROUP = Path("/sys/fs/cgroup")
+_GIB = 1 << 30
 
 
-def unsafe_weights(model: str, file: Path, why: str) -> EngineLoadError:
-    return EngineLoadError(
-        f"{model}: {file} is not loaded, because that could run any code on this machine: {why}. "
+def device_of(spec: EngineSpec) -> torch.device:
+    """Raises EngineLoadError for a GPU that does not exist."""
+    if spec.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = torch.device(spec.device)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise spec.error(f"there is no device {spec.device}; CUDA sees {torch.cuda.device_count()}")
+    return device
+
+
+def use_threads(threads: int) -> None:
+    """Set the threads of this process; 0 leaves the choice, one per core, to torch."""
+    if threads > 0:
+        torch.set_num_threads(threads)
+
+
+def unsafe_weights(spec: EngineSpec, file: Path, why: str) -> EngineLoadError:
+    return spec.error(
+        f"{file} is not loaded, because that could run any code on this machine: {why}. "
         "ALLOW_UNSAFE_WEIGHTS=true loads it all the same"
     )
 
 
-def check_model_folder(model: str, path: Path, max_context_tokens: int, *, allow_unsafe_weights: bool = False) -> None:
+def check_memory(spec: EngineSpec, path: Path, needed_bytes: int, device: torch.device) -> None:
+    """Raises EngineLoadError, with both figures, when the machine or the device has less than the weights need."""
+    places = {"this machine": main_memory_bytes()}
+    if device.type == "cuda":
+        places[str(device)] = torch.cuda.mem_get_info(device)[0]
+    for place, free_bytes in places.items():
+        if needed_bytes > free_bytes:
+            raise spec.error(
+                f"{path}: the weights need {needed_bytes / _GIB:.2f} GiB of memory; "
+                f"{place} has {free_bytes / _GIB:.2f} GiB left"
+            )
+
+
+def main_memory_bytes(cgroup: Path = _CGROUP) -> int:
+    """Bytes that this process may still allocate: the machine's, or its container's if less."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return free
+    if limit == "max":
+        return free
+    # The kernel gives up cached files before it ends a process.
+    return max(0, min(free, int(limit) - used + int(cached.get("inactive_file", 0))))
+
+
+def check_model_folder(spec: EngineSpec) -> None:
     """Check that the folder has a model, a tokenizer and complete weights, and supports the context length.
 
     Raises EngineLoadError, which names the file; also for weights that are pickles, unless they are allowed.
     """
+    path = spec.path
     if not path.is_dir():
-        raise EngineLoadError(f"{model}: {path} holds no model (there is no such folder); prepare the models first")
+        raise spec.error(f"{path} holds no model (there is no such folder); prepare the models first")
     if not (path / "config.json").is_file():
-        raise EngineLoadError(f"{model}: {path} holds no model (config.json is missing); prepare the models first")
-    described = _read_json(model, path / "config.json")
+        raise spec.error(f"{path} holds no model (config.json is missing); prepare the models first")
+    described = _read_json(spec, path / "config.json")
     if not isinstance(described, dict):
-        raise EngineLoadError(f"{model}: {path / 'config.json'} cannot be loaded: it is no JSON object")
-    held = _context_of(described)
-    if held is not None and max_context_tokens > held:
-        raise EngineLoadError(f"{model}: {path}: max_context_tokens is {max_context_tokens}, the weights hold {held}")
+        raise spec.error(f"{path / 'config.json'} cannot be loaded: it is no JSON object")
+    parts = [part for part in (described, described.get("text_config")) if isinstance(part, dict)]
+    stated = (part.get("max_position_embeddings") for part in parts)
+    check_context(spec, next((held for held in stated if isinstance(held, int)), None))
     if not any((path / name).is_file() for name in _TOKENIZERS):
-        raise EngineLoadError(f"{model}: {path} holds no tokenizer ({_TOKENIZERS[0]} is missing)")
+        raise spec.error(f"{path} holds no tokenizer ({_TOKENIZERS[0]} is missing)")
     # All of them: a loader goes on without some that it cannot read, and the model then answers in another way.
     for file in sorted(path.glob("*.json")):
-        _read_json(model, file)
-    for weights in weight_files(model, path):
+        _read_json(spec, file)
+    for weights in _weight_files(spec):
         if weights.suffix == ".safetensors":
-            _tensor_bytes(model, weights, None)
-        elif not allow_unsafe_weights:
-            raise unsafe_weights(model, weights, "it is a pickle; save the weights as safetensors")
+            _tensor_bytes(spec, weights, None)
+        elif not spec.allow_unsafe_weights:
+            raise unsafe_weights(spec, weights, "it is a pickle; save the weights as safetensors")
+
+
+def check_context(spec: EngineSpec, held: int | None) -> None:
+    """Raises EngineLoadError when the weights have positions for fewer tokens than the model's context; None where
+    they do not bound it."""
+    if held is not None and spec.limits.max_context_tokens > held:
+        raise spec.error(
+            f"{spec.path}: max_context_tokens is {spec.limits.max_context_tokens}, the weights hold {held}"
+        )
 
 
 def tokenizer_file(path: Path) -> Path:
     return next((path / name for name in _TOKENIZERS if (path / name).is_file()), path)
 
 
-def weight_files(model: str, path: Path) -> list[Path]:
+def _weight_files(spec: EngineSpec) -> list[Path]:
     """The files that hold the weights, at least one. Raises EngineLoadError when one is missing."""
+    path = spec.path
     index = path / "model.safetensors.index.json"
     if index.is_file():
-        listed = _read_json(model, index)
+        listed = _read_json(spec, index)
         shards = listed.get("weight_map") if isinstance(listed, dict) else None
         if not isinstance(shards, dict):
-            raise EngineLoadError(f"{model}: {index} cannot be loaded: it has no weight_map")
+            raise spec.error(f"{index} cannot be loaded: it has no weight_map")
         files = [path / str(name) for name in sorted(set(shards.values()))]
         for file in files:
             if not file.is_file():
-                raise EngineLoadError(f"{model}: {file} is missing; {index.name} lists it")
+                raise spec.error(f"{file} is missing; {index.name} lists it")
         return files
     found = sorted(path.glob("*.safetensors")) or sorted(path.glob("pytorch_model*.bin"))
     if not found:
-        raise EngineLoadError(f"{model}: {path} holds no weights (model.safetensors is missing)")
+        raise spec.error(f"{path} holds no weights (model.safetensors is missing)")
     return found
 
 
-def weight_bytes(model: str, path: Path, number_bytes: int) -> int:
+def weight_bytes(spec: EngineSpec, number_bytes: int) -> int:
     """Bytes of the weights in memory at ``number_bytes`` per fractional number."""
     return sum(
-        _tensor_bytes(model, file, number_bytes) if file.suffix == ".safetensors" else file.stat().st_size
-        for file in weight_files(model, path)
+        _tensor_bytes(spec, file, number_bytes) if file.suffix == ".safetensors" else file.stat().st_size
+        for file in _weight_files(spec)
     )
 
 
-def _read_json(model: str, file: Path) -> Any:
+def _read_json(spec: EngineSpec, file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise EngineLoadError(f"{model}: {file} cannot be loaded: {error}") from error
+        raise spec.error(f"{file} cannot be loaded: {error}") from error
 
 
-def _context_of(described: Any) -> int | None:
-    """The longest context that the positions of the weights reach; None where the configuration does not say."""
-    if not isinstance(described, dict):
-        return None
-    for part in (described, described.get("text_config")):
-        held = part.get("max_position_embeddings") if isinstance(part, dict) else None
-        if isinstance(held, int):
-            return held
-    return None
-
-
-def _tensor_bytes(model: str, weights: Path, number_bytes: int | None) -> int:
+def _tensor_bytes(spec: EngineSpec, weights: Path, number_bytes: int | None) -> int:
     """Reads only the file's table of contents, which shows whether the rest is complete. None: as stored."""
     from safetensors import SafetensorError, safe_open
 
@@ -120,5 +172,5 @@ def _tensor_bytes(model: str, weights: Path, number_bytes: int | None) -> int:
                 each = number_bytes if number_bytes is not None and is_fractional else stored
                 total += math.prod(tensor.get_shape()) * each
     except (SafetensorError, OSError) as error:
-        raise EngineLoadError(f"{model}: {weights} cannot be loaded: {error}") from error
+        raise spec.error(f"{weights} cannot be loaded: {error}") from error
     return total

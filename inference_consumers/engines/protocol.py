@@ -1,11 +1,15 @@
 """The port of engines: items in, one outcome per item out, each reported when it is known."""
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
 from fairlane.outcomes import Code
-from fairlane.records import Message, Output, Parameters, Passage, RequestInput, TokenUsage
+from fairlane.records import Message, ModelVersion, Output, Parameters, Passage, RequestInput, TokenUsage
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,6 +20,50 @@ class EngineLimits:
     max_batch_tokens: int
     max_context_tokens: int
     max_output_tokens: int
+
+
+class SimulatedCost(msgspec.Struct, frozen=True):
+    """Time and memory of the simulated engine: a batch takes ``batch_ms``, plus its tokens at the two rates. By default
+    it takes no time at all: a measurement then covers everything but the engine."""
+
+    prefill_tokens_per_s: float = math.inf
+    decode_tokens_per_s: float = math.inf
+    batch_ms: float = 0.0
+    memory_tokens: int = 0
+    """The longest prompt that fits; 0 means any."""
+
+    def prefill_seconds(self, prompt_tokens: int) -> float:
+        return self.batch_ms / 1000 + prompt_tokens / self.prefill_tokens_per_s
+
+
+class EngineSpec(msgspec.Struct, frozen=True, tag=True):
+    """Everything an engine is made from: its process reads no settings."""
+
+    model: ModelVersion
+    models_dir: str
+    threads: int = 0
+    """On a CPU; 0 is one per core."""
+    device: str = "auto"
+    """auto (the first GPU when there is one), cpu, cuda or cuda:N."""
+    engine: str | None = None
+    """Overrides the engine that models.yaml names: simulated."""
+    simulated: SimulatedCost = SimulatedCost()
+    allow_unsafe_weights: bool = False
+    """Whether files may be loaded that can run any code."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.models_dir) / self.model.path
+
+    @property
+    def limits(self) -> EngineLimits:
+        model = self.model
+        return EngineLimits(
+            model.max_batch_size, model.max_batch_tokens, model.max_context_tokens, model.max_output_tokens
+        )
+
+    def error(self, reason: str) -> "EngineLoadError":
+        return EngineLoadError(f"{self.model.model}: {reason}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +84,7 @@ class EngineItem:
     is_turn: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Success:
+class Success(msgspec.Struct, frozen=True, tag=True):
     """The item's answer and what it cost."""
 
     output: Output
@@ -45,8 +92,7 @@ class Success:
     finish_reason: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Failure:
+class Failure(msgspec.Struct, frozen=True, tag=True):
     """The item failed by itself; its neighbours in the batch did not.
 
     ``transient`` says that another try may succeed: the reason was not in the item.
@@ -58,14 +104,16 @@ class Failure:
     transient: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Cancelled:
+NOT_FINITE = Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+
+
+class CancelledItem(msgspec.Struct, frozen=True, tag=True):
     """The item was cancelled; ``usage`` is its cost until then."""
 
     usage: TokenUsage
 
 
-ItemOutcome = Success | Failure | Cancelled
+ItemOutcome = Success | Failure | CancelledItem
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +127,8 @@ class RunCost:
 class RunObserver(Protocol):
     """Observer of a run. ``index`` is an item's position in the batch. All calls are cheap.
 
-    An engine tells every item's outcome once, as soon as it is known, and the text of an item that streams
-    (``parameters.stream``) before its outcome: the texts of an item together are the text of its answer.
+    An engine reports every item's outcome once, as soon as it is known, and before it the text of an item that streams
+    (``parameters.stream``): the deltas of an item together are the text of its answer.
     """
 
     def text(self, index: int, delta: str) -> None:
@@ -127,7 +175,7 @@ class ContinuousEngine(Engine, Protocol):
         last outcome, and comes for a batch of nothing as well."""
 
     def cancel(self, item_ids: Collection[str]) -> None:
-        """Stop these items now: each that runs or waits gets its outcome, Cancelled. Others are ignored."""
+        """Stop these items now: each that runs or waits gets its outcome, CancelledItem. Others are ignored."""
 
     def watch(self, on_death: Callable[[BaseException], None]) -> None:
         """Have ``on_death`` called once, from any thread, when the engine can answer nothing any more: items without
@@ -155,8 +203,8 @@ class TransientEngineError(Exception):
 
 
 class EngineGoneError(Exception):
-    """The engine ended before, by its cause (``__cause__``), and can answer nothing any more: no failure of whatever it
-    is given now."""
+    """The engine ended earlier, by ``__cause__``, and can answer nothing any more: not the fault of the items it is
+    given now."""
 
 
 class Outcomes:
@@ -194,18 +242,30 @@ def run_batch(engine: Engine, batch: Sequence[EngineItem]) -> list[ItemOutcome]:
     return [outcomes.by_index[index] for index in range(len(batch))]
 
 
-def try_once(engine: Engine, items: Sequence[EngineItem], where: str) -> None:
+def try_once(engine: Engine, items: Sequence[EngineItem], spec: EngineSpec) -> None:
     """Run some items after loading: weights that load may still be of a kind that this engine cannot run. Closes the
-    engine and raises EngineLoadError, which begins with ``where``, when one fails."""
+    engine and raises EngineLoadError when one fails."""
     try:
         outcomes = run_batch(engine, items)
     except Exception as error:
         engine.close()
-        raise EngineLoadError(f"{where}: the first run failed: {type(error).__name__}: {error}") from error
+        raise spec.error(f"{spec.path}: the first run failed: {type(error).__name__}: {error}") from error
     for outcome in outcomes:
         if isinstance(outcome, Failure):
             engine.close()
-            raise EngineLoadError(f"{where}: the first run failed: {outcome.message}")
+            raise spec.error(f"{spec.path}: the first run failed: {outcome.message}")
+
+
+def wrong_task(item: EngineItem) -> Failure:
+    return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
+
+
+def over_allowance(item: EngineItem, tokens: int, name: str = "prompt") -> Failure | None:
+    """Failure if the input has more tokens than its tenant's limit."""
+    if item.max_prompt_tokens is None or tokens <= item.max_prompt_tokens:
+        return None
+    message = f"the {name} has {tokens} tokens; the tenant's limit is {item.max_prompt_tokens}"
+    return Failure(Code.CONTEXT_TOO_LONG, message, "input")
 
 
 def computed_tokens(outcome: ItemOutcome) -> int:

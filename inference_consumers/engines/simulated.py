@@ -9,13 +9,15 @@ from dataclasses import dataclass
 from fairlane.outcomes import Code, FinishReason, Task
 from fairlane.records import LabelScore, Output, TokenLogprob, TokenUsage, TopLogprob
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     EngineItem,
     EngineLimits,
     Failure,
     RunCost,
     RunObserver,
+    SimulatedCost,
     Success,
+    over_allowance,
 )
 
 _WORDS = ("simulated", "answer", "without", "a", "model")
@@ -26,28 +28,9 @@ _LONGEST_SLEEP_S = 0.05
 _SHORTEST_SLEEP_S = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class SimulatedCost:
-    """Time of a batch: ``batch_ms`` regardless of its content, plus its tokens at the two rates."""
-
-    prefill_tokens_per_s: float = math.inf
-    decode_tokens_per_s: float = math.inf
-    batch_ms: float = 0.0
-
-    def prefill_seconds(self, prompt_tokens: int) -> float:
-        return self.batch_ms / 1000 + prompt_tokens / self.prefill_tokens_per_s
-
-    def seconds(self, prompt_tokens: int, completion_tokens: int) -> float:
-        return self.prefill_seconds(prompt_tokens) + completion_tokens / self.decode_tokens_per_s
-
-
-FREE = SimulatedCost()
-"""No time at all: what is measured then is everything but the engine."""
-
-
 @dataclass(slots=True)
 class _Row:
-    """An item while it is answered; ``words`` are the parts of its text, told one a step when it streams."""
+    """An item while it is answered; ``words`` are the parts of its text, one a step when it streams."""
 
     index: int
     answer: Success
@@ -67,15 +50,13 @@ class SimulatedEngine:
     def __init__(
         self,
         limits: EngineLimits,
-        cost: SimulatedCost = FREE,
+        cost: SimulatedCost = SimulatedCost(),  # noqa: B008 - frozen
         sleep: Callable[[float], None] = time.sleep,
-        memory_tokens: int = 0,
         now: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """``memory_tokens`` is the longest prompt it claims to have memory for; 0 means any. ``now`` is in seconds."""
+        """``now`` is in seconds."""
         self.limits = limits
         self._cost = cost
-        self._memory_tokens = memory_tokens
         self._sleep = sleep
         self._now = now
 
@@ -90,43 +71,23 @@ class SimulatedEngine:
             if isinstance(answer, Failure):
                 observer.finished(index, answer)
             elif observer.is_cancelled(index):
-                observer.finished(index, Cancelled(TokenUsage()))
+                observer.finished(index, CancelledItem(TokenUsage()))
             else:
                 rows.append(_Row(index, answer, _parts(answer), item.parameters.stream))
-        tokens = self._work(rows, _Steps(observer, self._sleep, self._now)) if rows else 0
+        tokens = _SimulatedRun(rows, self._cost, observer, self._sleep, self._now).run() if rows else 0
         return RunCost(useful_tokens=tokens, computed_tokens=tokens)
 
     def close(self) -> None:
         """Nothing to let go of."""
 
-    def _work(self, rows: list[_Row], steps: "_Steps") -> int:
-        """Tell the outcomes of rows, as they come; the tokens they took."""
-        tokens = sum(row.answer.usage.prompt_tokens for row in rows)
-        rows = steps.pass_time(self._cost.prefill_seconds(tokens), rows, 0)
-        rows, encoded = _split(rows, lambda row: row.answer.usage.completion_tokens > 0)
-        steps.finish(encoded)
-        if math.isinf(self._cost.decode_tokens_per_s) and not any(row.streams for row in rows):
-            steps.finish(rows)
-            return tokens + sum(row.answer.usage.completion_tokens for row in rows)
-        for told in itertools.count():
-            if not rows:
-                break
-            rows = steps.pass_time(len(rows) / self._cost.decode_tokens_per_s, rows, told)
-            tokens += len(rows)
-            steps.tell(rows, told)
-            rows, done = _split(rows, lambda row: row.answer.usage.completion_tokens > told + 1)  # noqa: B023 - at once
-            steps.finish(done)
-        return tokens
-
     def _if_it_fits(self, item: EngineItem, outcome: Success | Failure) -> Success | Failure:
         if isinstance(outcome, Failure):
             return outcome
         tokens = outcome.usage.prompt_tokens
-        if item.max_prompt_tokens is not None and tokens > item.max_prompt_tokens:
-            message = f"the prompt has {tokens} tokens; the tenant's limit is {item.max_prompt_tokens}"
-            return Failure(Code.CONTEXT_TOO_LONG, message, "input")
-        if 0 < self._memory_tokens < tokens:
-            return Failure(Code.OVERLOADED, f"{tokens} prompt tokens; there is memory for {self._memory_tokens}")
+        if failure := over_allowance(item, tokens):
+            return failure
+        if 0 < self._cost.memory_tokens < tokens:
+            return Failure(Code.OVERLOADED, f"{tokens} prompt tokens; there is memory for {self._cost.memory_tokens}")
         return outcome
 
     def _answer(self, item: EngineItem) -> Success | Failure:
@@ -183,51 +144,72 @@ class SimulatedEngine:
         return Failure(Code.CONTEXT_TOO_LONG, f"{tokens} tokens; the context holds {limit}", field)
 
 
-class _Steps:
+@dataclass(slots=True)
+class _SimulatedRun:
     """Waits for the time of a run and reports to its observer at least every 50 ms."""
 
-    def __init__(self, observer: RunObserver, sleep: Callable[[float], None], now: Callable[[], float]) -> None:
-        self._observer = observer
-        self._sleep = sleep
-        self._now = now
-        self._due = now()
+    _rows: list[_Row]
+    _cost: SimulatedCost
+    _observer: RunObserver
+    _sleep: Callable[[float], None]
+    _now: Callable[[], float]
+    _due: float = 0.0
 
-    def pass_time(self, seconds: float, rows: list[_Row], told: int) -> list[_Row]:
-        """The rows that nobody cancelled in the meantime; ``told`` words of each are known."""
+    def run(self) -> int:
+        """Report the outcomes as they come. Returns the computed tokens."""
+        tokens = sum(row.answer.usage.prompt_tokens for row in self._rows)
+        self._due = self._now()
+        self._pass_time(self._cost.prefill_seconds(tokens), 0)
+        self._finish(0)
+        if math.isinf(self._cost.decode_tokens_per_s) and not any(row.streams for row in self._rows):
+            completion_tokens = [row.answer.usage.completion_tokens for row in self._rows]
+            self._finish(max(completion_tokens, default=0))
+            return tokens + sum(completion_tokens)
+        for place in itertools.count():
+            if not self._rows:
+                break
+            self._pass_time(len(self._rows) / self._cost.decode_tokens_per_s, place)
+            tokens += len(self._rows)
+            self._tell(place)
+            self._finish(place + 1)
+        return tokens
+
+    def _pass_time(self, seconds: float, written: int) -> None:
+        """``written`` words of each row are known."""
         self._due += seconds
-        last = any(row.answer.usage.completion_tokens <= told + 1 for row in rows)
+        last = any(row.answer.usage.completion_tokens <= written + 1 for row in self._rows)
         shortest = 0.0 if last else _SHORTEST_SLEEP_S
-        rows = self._without_cancelled(rows, told)
-        # Measured against the clock, so that what one sleep took too long the next one makes up for.
-        while rows and (left := self._due - self._now()) > shortest:
+        self._drop_cancelled(written)
+        # Measured against the clock, so that the next sleep makes up for one that took too long.
+        while self._rows and (left := self._due - self._now()) > shortest:
             self._sleep(min(left, _LONGEST_SLEEP_S))
             self._observer.step()
-            rows = self._without_cancelled(rows, told)
-        return rows
+            self._drop_cancelled(written)
 
-    def tell(self, rows: list[_Row], place: int) -> None:
-        words = [(row.index, row.words[place]) for row in rows if row.streams and row.words[place]]
+    def _tell(self, place: int) -> None:
+        words = [(row.index, row.words[place]) for row in self._rows if row.streams and row.words[place]]
         for index, word in words:
             self._observer.text(index, word)
         if words:
             self._observer.step()
 
-    def finish(self, rows: list[_Row]) -> None:
-        for row in rows:
+    def _finish(self, written: int) -> None:
+        done = [row for row in self._rows if row.answer.usage.completion_tokens <= written]
+        self._rows = [row for row in self._rows if row.answer.usage.completion_tokens > written]
+        for row in done:
             self._observer.finished(row.index, row.answer)
-        if rows:
+        if done:
             self._observer.step()
 
-    def _without_cancelled(self, rows: list[_Row], told: int) -> list[_Row]:
-        wanted, cancelled = _split(rows, lambda row: not self._observer.is_cancelled(row.index))
-        for row in cancelled:
-            usage = TokenUsage(prompt_tokens=row.answer.usage.prompt_tokens, completion_tokens=told)
-            self._observer.finished(row.index, Cancelled(usage))
-        return wanted
-
-
-def _split(rows: list[_Row], wanted: Callable[[_Row], bool]) -> tuple[list[_Row], list[_Row]]:
-    return [row for row in rows if wanted(row)], [row for row in rows if not wanted(row)]
+    def _drop_cancelled(self, written: int) -> None:
+        kept = []
+        for row in self._rows:
+            if self._observer.is_cancelled(row.index):
+                usage = TokenUsage(prompt_tokens=row.answer.usage.prompt_tokens, completion_tokens=written)
+                self._observer.finished(row.index, CancelledItem(usage))
+            else:
+                kept.append(row)
+        self._rows = kept
 
 
 def _parts(answer: Success) -> list[str]:

@@ -7,76 +7,41 @@ scheduling is not slowed down by this process, and dies alone.
 import asyncio
 import logging
 import os
+import re
 import sys
 import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_latest
 from prometheus_client.registry import Collector
 
 from fairlane.records import Parameters
-from inference_consumers.engines.memory import check_memory
-from inference_consumers.engines.model_folder import weight_bytes
+from inference_consumers.engines.model_folder import check_memory, weight_bytes
 from inference_consumers.engines.prompts import TextPrompt
-from inference_consumers.engines.protocol import EngineLimits, EngineLoadError
+from inference_consumers.engines.protocol import EngineSpec
+from inference_consumers.engines.sampling import Logprobs
 
 _GPU_MEMORY_UTILIZATION = "GPU_MEMORY_UTILIZATION"
+"""The environment variable that sets the part of a GPU's memory that weights and cache may take together."""
 _DEFAULT_GPU_MEMORY_UTILIZATION = 0.9
 _CPU_CACHE_BYTES = 1 << 30
-
-
-@dataclass(frozen=True, slots=True)
-class VllmOptions:
-    """Options of vLLM for a model. None leaves the choice to the engine: float32 on a CPU, the weights' type on a GPU.
-
-    ``gpu_memory_utilization`` is the part of a GPU's memory that weights and cache may take together; without it the
-    variable GPU_MEMORY_UTILIZATION says so, or else it is 0.9.
-    """
-
-    dtype: str | None = None
-    quantization: str | None = None
-    tensor_parallel_size: int = 1
-    device: str = "auto"
-    gpu_memory_utilization: float | None = None
-    allow_unsafe_weights: bool = False
-    """Whether pickles may be loaded."""
-
-
-@dataclass(frozen=True, slots=True)
-class ServedModel:
-    """A transformers folder and how it is served. ``threads`` are for a CPU; 0 is one per core."""
-
-    name: str
-    path: Path
-    limits: EngineLimits
-    threads: int
-    options: VllmOptions
-
-
-@dataclass(frozen=True, slots=True)
-class Position:
-    """The log probability of a token, and the likeliest tokens that could have stood in its place with theirs."""
-
-    token_id: int
-    logprob: float
-    likeliest: Sequence[tuple[int, float]]
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Progress of a request since the last report: a delta if it streams, otherwise everything at the end.
 
-    There are ``positions`` where log probabilities were asked for, one for each token.
+    ``logprobs`` has one entry for each token where they were asked for, and is empty otherwise.
     ``finish_reason`` is vLLM's own: stop, length, abort, error; None while it runs. ``is_stopped_by_text`` is for a
     stop string; any other stop was one of the model's end tokens.
     """
 
     text: str
     token_ids: Sequence[int]
-    positions: Sequence[Position]
+    logprobs: Sequence[Logprobs]
     cached_tokens: int
     has_nan: bool
     finish_reason: str | None
@@ -87,25 +52,8 @@ class RequestRefusedError(Exception):
     """The engine does not take this request; the others are not touched."""
 
 
-class TextStreams(Protocol):
-    """An asynchronous text generator. All calls are made in one event loop."""
-
-    async def add(self, request_id: str, prompt: TextPrompt, parameters: Parameters) -> AsyncIterator[Progress]:
-        """Start a request. Raises RequestRefusedError; anything else, here or from the iterator, is the end of the
-        engine."""
-
-    async def abort(self, request_id: str) -> None:
-        """Stop a request: its iterator ends with the reason ``abort``."""
-
-    def metrics(self) -> str:
-        """The engine's own metrics in the text format of Prometheus."""
-
-    def close(self) -> None:
-        """End the engine's processes."""
-
-
 _QUIET = "ERROR"
-"""vLLM warns of a dozen things whenever it loads a model on a CPU, none of which an operator could change."""
+"""vLLM warns of a dozen things whenever it loads a model on a CPU, and an operator could change none of them."""
 
 _ENVIRONMENT = {
     # No hub, no reports to the makers, no address but this machine's.
@@ -123,20 +71,20 @@ _ENVIRONMENT = {
 """What vLLM reads from the environment, in this process and in those that it starts. What an operator set stays."""
 
 _QUIET_LIBRARIES = {"PYTHONWARNINGS": "ignore", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-"""What they are told as long as vLLM itself is to be quiet."""
+"""Settings of the libraries below, as long as vLLM itself is to be quiet."""
 
 
 async def start_streams(
-    model: ServedModel,
+    spec: EngineSpec,
     on_iteration: Callable[[], None],
     on_death: Callable[[BaseException], None],
 ) -> "VllmStreams":
-    """Load a model. ``on_iteration`` is called after every step of the engine, when what it brought was handed out;
-    ``on_death`` once, when the engine is gone without having been closed. Raises as ``create_async_llm``."""
+    """Load a model. ``on_iteration`` is called after every step of the engine, when its results were handed out;
+    ``on_death`` once, when the engine has ended without having been closed. Raises as ``create_async_llm``."""
     prepare_process()
     loop = asyncio.get_running_loop()
-    # First all who wait for what a step brought, then whoever waits for the step.
-    engine = create_async_llm(model, [_iteration_logger(lambda: loop.call_soon(on_iteration))])
+    # Results of a step are handed out before its end is reported.
+    engine = create_async_llm(spec, [_iteration_logger(lambda: loop.call_soon(on_iteration))])
     return VllmStreams(engine, on_death)
 
 
@@ -154,7 +102,7 @@ def prepare_process() -> None:
             warnings.simplefilter("ignore")
 
 
-def create_async_llm(model: ServedModel, stat_loggers: Sequence[Callable[..., Any]]) -> Any:
+def create_async_llm(spec: EngineSpec, stat_loggers: Sequence[Callable[..., Any]]) -> Any:
     """vLLM's own engine (AsyncLLM) with a model, and nothing of ours around it but that it ends with this process.
 
     Raises EngineLoadError for a device that this build of vLLM does not serve or weights that the machine has no memory
@@ -166,7 +114,7 @@ def create_async_llm(model: ServedModel, stat_loggers: Sequence[Callable[..., An
 
     from inference_consumers.engines.vllm_executors import tied
 
-    config = _engine_arguments(model).create_engine_config(UsageContext.ENGINE_CONTEXT)
+    config = _engine_arguments(spec).create_engine_config(UsageContext.ENGINE_CONTEXT)
     executor = tied(Executor.get_class(config))
     return AsyncLLM(config, executor, log_stats=True, log_requests=False, stat_loggers=list(stat_loggers))
 
@@ -177,68 +125,61 @@ def end_async_llm(engine: Any) -> None:
     engine.shutdown = lambda: None
 
 
-def _engine_arguments(model: ServedModel) -> Any:
+def _engine_arguments(spec: EngineSpec) -> Any:
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.platforms import current_platform
 
-    options = model.options
     on_cpu = current_platform.is_cpu()
-    if options.device != "auto" and options.device.startswith("cpu") != on_cpu:
-        raise EngineLoadError(
-            f"{model.name}: this build of vLLM runs on {current_platform.device_name}, not on {options.device}; "
+    if spec.device != "auto" and spec.device.startswith("cpu") != on_cpu:
+        raise spec.error(
+            f"this build of vLLM runs on {current_platform.device_name}, not on {spec.device}; "
             "`make vllm` installs the one for the CPU, `make vllm VLLM_PACKAGE=vllm` the one for a GPU"
         )
-    arguments = arguments_of(model, on_cpu=on_cpu)
-    return AsyncEngineArgs(**arguments, **(_cpu_arguments(model, arguments["dtype"]) if on_cpu else {}))
+    arguments = arguments_of(spec, on_cpu=on_cpu)
+    return AsyncEngineArgs(**arguments, **(_cpu_arguments(spec, arguments["dtype"]) if on_cpu else {}))
 
 
-def arguments_of(model: ServedModel, *, on_cpu: bool) -> dict[str, Any]:
+def arguments_of(spec: EngineSpec, *, on_cpu: bool) -> dict[str, Any]:
     """AsyncEngineArgs that do not depend on the device. Raises EngineLoadError for an invalid setting."""
-    options = model.options
+    model, path, utilization = spec.model, str(spec.path), os.environ.get(_GPU_MEMORY_UTILIZATION)
+    try:
+        gpu_memory_utilization = float(utilization) if utilization else _DEFAULT_GPU_MEMORY_UTILIZATION
+    except ValueError:
+        raise spec.error(f"{_GPU_MEMORY_UTILIZATION} is no number: {utilization!r}") from None
     return {
-        "model": str(model.path),
-        "tokenizer": str(model.path),
-        "served_model_name": model.name,
+        "model": path,
+        "tokenizer": path,
+        "served_model_name": model.model,
         # auto: safetensors if there are any, or else pickles.
-        "load_format": "auto" if options.allow_unsafe_weights else "safetensors",
-        "dtype": options.dtype or ("float32" if on_cpu else "auto"),
-        "quantization": options.quantization,
-        "tensor_parallel_size": options.tensor_parallel_size,
-        "max_model_len": model.limits.max_context_tokens,
-        "max_num_seqs": model.limits.max_batch_size,
+        "load_format": "auto" if spec.allow_unsafe_weights else "safetensors",
+        "dtype": model.dtype or ("float32" if on_cpu else "auto"),
+        "quantization": model.quantization,
+        "tensor_parallel_size": model.tensor_parallel_size,
+        "max_model_len": model.max_context_tokens,
+        "max_num_seqs": model.max_batch_size,
         "enable_prefix_caching": True,
         # Compiling for a CPU takes minutes and a C++ compiler.
         "enforce_eager": on_cpu,
-        "gpu_memory_utilization": _gpu_memory_utilization(options),
+        "gpu_memory_utilization": gpu_memory_utilization,
         "use_tqdm_on_load": False,
     }
 
 
-def _gpu_memory_utilization(options: VllmOptions) -> float:
-    if options.gpu_memory_utilization is not None:
-        return options.gpu_memory_utilization
-    named = os.environ.get(_GPU_MEMORY_UTILIZATION)
-    try:
-        return float(named) if named else _DEFAULT_GPU_MEMORY_UTILIZATION
-    except ValueError:
-        raise EngineLoadError(f"{_GPU_MEMORY_UTILIZATION} is no number: {named!r}") from None
-
-
-def _cpu_arguments(model: ServedModel, dtype: str) -> dict[str, Any]:
+def _cpu_arguments(spec: EngineSpec, dtype: str) -> dict[str, Any]:
     import torch
 
-    if model.options.quantization is None:
-        needed = weight_bytes(model.name, model.path, getattr(torch, dtype).itemsize)
-        check_memory(model.name, model.path, needed, torch.device("cpu"))
+    if spec.model.quantization is None:
+        needed = weight_bytes(spec, getattr(torch, dtype).itemsize)
+        check_memory(spec, spec.path, needed, torch.device("cpu"))
     # Read by OpenMP in the processes that are started from here.
-    if model.threads > 0:
-        os.environ["OMP_NUM_THREADS"] = str(model.threads)
+    if spec.threads > 0:
+        os.environ["OMP_NUM_THREADS"] = str(spec.threads)
     else:
         os.environ.setdefault("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     arguments: dict[str, Any] = {}
     if not os.environ.get("VLLM_CPU_KVCACHE_SPACE"):
         arguments["kv_cache_memory_bytes"] = _CPU_CACHE_BYTES
-    if model.options.tensor_parallel_size == 1 and os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind":
+    if spec.model.tensor_parallel_size == 1 and os.environ["VLLM_CPU_OMP_THREADS_BIND"] == "nobind":
         # The worker inside the engine core. vLLM wants it in a third process to set the environment of OpenMP there,
         # which is set already; that process would cost some 10 s of loading.
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
@@ -246,8 +187,8 @@ def _cpu_arguments(model: ServedModel, dtype: str) -> dict[str, Any]:
     return arguments
 
 
-def _iteration_logger(tell: Callable[[], object]) -> Callable[..., Any]:
-    """A logger of vLLM's statistics that only says that there are some."""
+def _iteration_logger(on_record: Callable[[], object]) -> Callable[..., Any]:
+    """A logger of vLLM's statistics that only reports that some came."""
     from vllm.v1.metrics.loggers import StatLoggerBase
 
     class IterationLogger(StatLoggerBase):  # type: ignore[misc] # vLLM is not installed where types are checked
@@ -255,7 +196,7 @@ def _iteration_logger(tell: Callable[[], object]) -> Callable[..., Any]:
             pass
 
         def record(self, *_: object, **__: object) -> None:
-            tell()
+            on_record()
 
         def log_engine_initialized(self) -> None:
             pass
@@ -271,7 +212,7 @@ class _OwnMetrics(Collector):
 
 
 class VllmStreams:
-    """``TextStreams`` by vLLM's AsyncLLM."""
+    """An asynchronous text generator by vLLM's AsyncLLM. All calls are made in one event loop."""
 
     def __init__(self, engine: Any, on_death: Callable[[BaseException], None]) -> None:
         self._engine = engine
@@ -281,6 +222,8 @@ class VllmStreams:
         engine.output_handler.add_done_callback(self._handler_ended)
 
     async def add(self, request_id: str, prompt: TextPrompt, parameters: Parameters) -> AsyncIterator[Progress]:
+        """Start a request. Raises RequestRefusedError; anything else, here or from the iterator, is the end of the
+        engine."""
         from vllm.inputs import tokens_input
         from vllm.v1.engine.exceptions import EngineDeadError
 
@@ -296,9 +239,11 @@ class VllmStreams:
         return _progress(results, parameters.logprobs or 0)
 
     async def abort(self, request_id: str) -> None:
+        """Stop a request: its iterator ends with the reason ``abort``."""
         await self._engine.abort(request_id)
 
-    def metrics(self) -> str:
+    async def metrics(self) -> str:
+        """vLLM's metrics in the text format of Prometheus."""
         registry = CollectorRegistry()
         registry.register(_OwnMetrics())
         return generate_latest(registry).decode()
@@ -325,18 +270,10 @@ def _sampling(prompt: TextPrompt, parameters: Parameters) -> Any:
         top_p=parameters.top_p,
         seed=parameters.seed,
         # No answer contains half a surrogate pair, and it cannot be sent to the engine core.
-        stop=[text for text in prompt.stop if _is_unicode(text)],
+        stop=[text for text in prompt.stop if not _SURROGATE.search(text)],
         logprobs=parameters.logprobs,
         output_kind=RequestOutputKind.DELTA if parameters.stream else RequestOutputKind.FINAL_ONLY,
     )
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 async def _progress(results: Any, alternatives: int) -> AsyncIterator[Progress]:
@@ -345,11 +282,11 @@ async def _progress(results: Any, alternatives: int) -> AsyncIterator[Progress]:
         result = results.get_nowait() or await results.get()
         [output] = result.outputs
         finish_reason = output.finish_reason
-        logprobs = zip(output.token_ids, output.logprobs or (), strict=False)
+        found = zip(output.token_ids, output.logprobs or (), strict=False)
         yield Progress(
             text=output.text,
             token_ids=output.token_ids,
-            positions=[_position(token_id, found, alternatives) for token_id, found in logprobs],
+            logprobs=[_logprobs(token_id, likeliest, alternatives) for token_id, likeliest in found],
             cached_tokens=result.num_cached_tokens or 0,
             has_nan=result.metrics is not None and result.metrics.is_corrupted,
             finish_reason=finish_reason,
@@ -357,8 +294,8 @@ async def _progress(results: Any, alternatives: int) -> AsyncIterator[Progress]:
         )
 
 
-def _position(token_id: int, found: Mapping[int, Any], alternatives: int) -> Position:
+def _logprobs(token_id: int, found: Mapping[int, Any], alternatives: int) -> Logprobs:
     """From vLLM's mapping of token ids: it holds the likeliest, and the chosen one anyhow."""
     ranked = sorted((entry.rank, other, entry.logprob) for other, entry in found.items())
-    likeliest = [(other, logprob) for rank, other, logprob in ranked if rank <= alternatives]
-    return Position(token_id, found[token_id].logprob, likeliest)
+    top = tuple((other, logprob) for rank, other, logprob in ranked if rank <= alternatives)
+    return Logprobs(found[token_id].logprob, top)

@@ -8,15 +8,16 @@ tenant's text in the same way, and count the same.
 import asyncio
 import itertools
 import threading
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeVar
 
+from transformers import AutoTokenizer
+
 from fairlane.outcomes import Code, FinishReason
-from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.generated_text import TokenNames, fault_of
+from fairlane.records import TokenLogprob, TokenUsage
+from inference_consumers.engines.generated_text import TokenNames, outcome_of_text
 from inference_consumers.engines.model_folder import check_model_folder
 from inference_consumers.engines.prompts import (
     PromptEncoder,
@@ -27,37 +28,30 @@ from inference_consumers.engines.prompts import (
     warm_up_item,
 )
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    NOT_FINITE,
+    CancelledItem,
     EngineGoneError,
     EngineItem,
-    EngineLimits,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     RunCost,
     RunObserver,
-    Success,
     computed_tokens,
     try_once,
 )
-from inference_consumers.engines.vllm_client import (
-    Position,
-    Progress,
-    RequestRefusedError,
-    ServedModel,
-    TextStreams,
-    VllmOptions,
-    start_streams,
-)
+from inference_consumers.engines.sampling import Logprobs
+from inference_consumers.engines.vllm_client import Progress, RequestRefusedError, VllmStreams, start_streams
 
 _END_TIMEOUT_S = 10.0
 _LOOK_EVERY_S = 0.2
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 
-class LoopThread:
-    """Runs from the start until ``close``."""
+class _LoopThread:
+    """An event loop on a thread of its own, from the start until ``close``."""
 
     def __init__(self, name: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -67,40 +61,29 @@ class LoopThread:
     def post(self, function: Callable[[], None]) -> None:
         self._loop.call_soon_threadsafe(function)
 
-    def result_of(self, work: Awaitable[T]) -> T:
-
-        async def awaited() -> T:
-            return await work
-
-        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result()
+    def result_of(self, work: Coroutine[Any, Any, _T]) -> _T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def close(self) -> None:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_END_TIMEOUT_S)
 
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
-        self._loop.close()
+        # Its end cancels the tasks that are left.
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.get_loop().run_forever()
 
 
-class WaitedRun:
-    """Passes everything on to an observer, and knows when all outcomes were reported."""
+class _WaitedRun:
+    """Passes everything on to an observer, and waits until all outcomes were reported."""
 
     def __init__(self, observer: RunObserver, items: int) -> None:
         self._observer = observer
+        self.text = observer.text
+        self.is_cancelled = observer.is_cancelled
         self._left = items
         self._tokens = 0
         self._is_done = threading.Event()
-        if items == 0:
-            self._is_done.set()
-
-    def text(self, index: int, delta: str) -> None:
-        self._observer.text(index, delta)
 
     def finished(self, index: int, outcome: ItemOutcome) -> None:
         self._observer.finished(index, outcome)
@@ -112,9 +95,6 @@ class WaitedRun:
         if self._left == 0:
             self._is_done.set()
 
-    def is_cancelled(self, index: int) -> bool:
-        return self._observer.is_cancelled(index)
-
     def wait(self, check_engine: Callable[[], None]) -> RunCost:
         while not self._is_done.wait(_LOOK_EVERY_S):
             check_engine()
@@ -123,114 +103,78 @@ class WaitedRun:
 
 
 @dataclass(eq=False, slots=True)
-class JoinedRun:
-    """A batch that joined, and its items without an outcome."""
-
-    observer: RunObserver
-    running: "set[TextRequest]" = field(default_factory=set)
-
-
-@dataclass(eq=False, slots=True)
-class TextRequest:
+class _TextRequest:
     """One item while it waits or runs. ``request_id`` is vLLM's name of it."""
 
     request_id: str
     index: int
     item: EngineItem
     prompt: TextPrompt
-    run: JoinedRun
+    observer: RunObserver
     is_added: bool = False
     is_cancelled: bool = False
     completion_tokens: int = 0
     cached_tokens: int = 0
     texts: list[str] = field(default_factory=list)
-    positions: list[Position] = field(default_factory=list)
+    logprobs: list[tuple[int, Logprobs]] = field(default_factory=list)
 
     def take(self, progress: Progress) -> None:
         self.completion_tokens += len(progress.token_ids)
         self.cached_tokens = max(self.cached_tokens, progress.cached_tokens)
         self.texts.append(progress.text)
-        self.positions += progress.positions
+        self.logprobs += zip(progress.token_ids, progress.logprobs, strict=False)
 
     def outcome(self, last: Progress, names: TokenNames) -> ItemOutcome:
         """After everything that came was taken, and ``last`` was the last of it."""
-        # The end token and the tokens of a stop string count: each was a step that somebody paid for.
+        # The end token and the tokens of a stop string count: each was a step.
         usage = TokenUsage(len(self.prompt.token_ids), self.completion_tokens, self.cached_tokens)
-        match last.finish_reason:
-            case "abort":
-                return Cancelled(usage)
-            case "length":
-                reason = FinishReason.LENGTH
-            case "stop":
-                reason = FinishReason.STOP
-            case other:
-                return Failure(Code.ENGINE_ERROR, f"the engine gave up: {other}")
+        if last.finish_reason == "abort":
+            return CancelledItem(usage)
+        if last.finish_reason not in {"length", "stop"}:
+            return Failure(Code.ENGINE_ERROR, f"the engine gave up: {last.finish_reason}")
         text = "".join(self.texts)
-        fault = fault_of(
+        return outcome_of_text(
             text,
-            self.completion_tokens,
-            reason,
+            usage,
+            FinishReason(last.finish_reason),
+            self._named_logprobs(len(text), last, names),
             may_be_empty=last.is_stopped_by_text,
             may_be_broken=partial(has_broken_text, self.item),
         )
-        if fault is not None:
-            return Failure(Code.ENGINE_ERROR, fault)
-        return Success(Output(text=text, logprobs=self._logprobs(len(text), last, names)), usage, reason)
 
-    def _logprobs(self, text_length: int, last: Progress, names: TokenNames) -> tuple[TokenLogprob, ...] | None:
+    def _named_logprobs(self, text_length: int, last: Progress, names: TokenNames) -> tuple[TokenLogprob, ...] | None:
         """Of the tokens that wrote some of the text, or None where they were not asked for."""
         if self.item.parameters.logprobs is None:
             return None
-        positions = self.positions
+        written = self.logprobs
         if last.is_stopped_by_text:
-            starts = itertools.accumulate((len(names.of(position.token_id)) for position in positions), initial=0)
-            positions = [position for position, start in zip(positions, starts, strict=False) if start < text_length]
+            starts = itertools.accumulate((len(names.of(token)) for token, _ in written), initial=0)
+            written = [one for one, start in zip(written, starts, strict=False) if start < text_length]
         elif last.finish_reason == "stop":
-            positions = positions[:-1]
-        return tuple(
-            TokenLogprob(
-                names.of(position.token_id),
-                position.logprob,
-                tuple(TopLogprob(names.of(token_id), logprob) for token_id, logprob in position.likeliest),
-            )
-            for position in positions
-        )
-
-
-StartStreams = Callable[
-    [ServedModel, Callable[[], None], Callable[[BaseException], None]],
-    Awaitable[TextStreams],
-]
+            written = written[:-1]
+        return names.logprobs(written)
 
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
     encoder: PromptEncoder
     names: TokenNames
-    thread: LoopThread
-    streams: TextStreams
+    thread: _LoopThread
+    streams: VllmStreams
 
 
 class VllmEngine:
     """A transformers folder in vLLM, on the device that the installed build of vLLM is for.
 
-    When vLLM dies, items without an outcome get none: ``watch`` tells of it, ``run`` and every later call raise
-    EngineGoneError because of what it died of, and the process is to end.
+    When vLLM dies, items without an outcome get none: ``watch`` reports it, ``run`` and every later call raise
+    EngineGoneError with the cause, and the process is to end.
     """
 
     name = "vllm"
 
-    def __init__(
-        self,
-        model: str,
-        path: Path,
-        limits: EngineLimits,
-        threads: int,
-        options: VllmOptions | None = None,
-        start: StartStreams = start_streams,
-    ) -> None:
-        self.limits = limits
-        self._model = ServedModel(model, path, limits, threads, options or VllmOptions())
+    def __init__(self, spec: EngineSpec, start: Callable[..., Coroutine[Any, Any, Any]] = start_streams) -> None:
+        self.limits = spec.limits
+        self._spec = spec
         self._start = start
         self._loaded: _Loaded | None = None
         self._ids = itertools.count()
@@ -238,37 +182,34 @@ class VllmEngine:
         self._on_death: Callable[[BaseException], None] | None = None
         self._death_lock = threading.Lock()
         # What follows belongs to the loop's thread.
-        self._runs: set[JoinedRun] = set()
-        self._requests: dict[str, set[TextRequest]] = {}
+        self._runs: dict[RunObserver, set[_TextRequest]] = {}
+        """Batches that joined: their items without an outcome."""
+        self._requests: dict[str, set[_TextRequest]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
     def load(self) -> None:
-        model = self._model
-        check_model_folder(
-            model.name,
-            model.path,
-            self.limits.max_context_tokens,
-            allow_unsafe_weights=model.options.allow_unsafe_weights,
-        )
-        tokenizer = self._load_tokenizer()
-        encoder = PromptEncoder(tokenizer, read_passages_template(model.name, model.path))
-        thread = LoopThread("vllm")
+        spec = self._spec
+        check_model_folder(spec)
+        template = read_passages_template(spec)
+        thread = _LoopThread("vllm")
         try:
-            streams = thread.result_of(self._start(model, self._iterated, self._died))
+            tokenizer = AutoTokenizer.from_pretrained(spec.path, local_files_only=True, trust_remote_code=False)
+            encoder = PromptEncoder(tokenizer, template)
+            streams = thread.result_of(self._start(spec, partial(self._guard, self._pass_on_step), self._died))
         except EngineLoadError:
             thread.close()
             raise
         except Exception as error:
             # vLLM raises errors of its own, of the checks of its arguments and of the libraries below.
             thread.close()
-            raise EngineLoadError(f"{model.name}: {model.path} cannot be loaded: {error}") from error
+            raise spec.error(f"{spec.path} cannot be loaded: {error}") from error
         self._loaded = _Loaded(encoder, TokenNames(tokenizer), thread, streams)
-        try_once(self, [warm_up_item(tokenizer)], f"{model.name}: {model.path}")
+        try_once(self, [warm_up_item(tokenizer)], spec)
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item; other batches may run meanwhile."""
         self._checked()
-        waited = WaitedRun(observer, len(batch))
+        waited = _WaitedRun(observer, len(batch))
         self.join(batch, waited)
         return waited.wait(self._check_alive)
 
@@ -276,11 +217,11 @@ class VllmEngine:
         """Start on the items at once. The observer is called from one thread, never this one."""
         loaded = self._checked()
         prepared = [prepare_text(item, loaded.encoder, self.limits) for item in batch]
-        loaded.thread.post(lambda: self._guard(lambda: self._begin(batch, prepared, observer)))
+        loaded.thread.post(partial(self._guard, partial(self._begin, batch, prepared, observer)))
 
     def cancel(self, item_ids: Collection[str]) -> None:
         if self._loaded is not None:
-            self._loaded.thread.post(lambda: self._guard(lambda: self._stop_items(item_ids)))
+            self._loaded.thread.post(partial(self._guard, partial(self._stop_items, item_ids)))
 
     def watch(self, on_death: Callable[[BaseException], None]) -> None:
         with self._death_lock:
@@ -291,7 +232,7 @@ class VllmEngine:
 
     def metrics(self) -> str:
         loaded = self._checked()
-        return loaded.thread.result_of(_called(loaded.streams.metrics))
+        return loaded.thread.result_of(loaded.streams.metrics())
 
     def close(self) -> None:
         if self._loaded is not None:
@@ -299,27 +240,15 @@ class VllmEngine:
             loaded.thread.result_of(self._close(loaded.streams))
             loaded.thread.close()
 
-    @property
-    def model(self) -> ServedModel:
-        return self._model
-
-    def _load_tokenizer(self) -> Any:
-        from transformers import AutoTokenizer
-
-        try:
-            return AutoTokenizer.from_pretrained(self._model.path, local_files_only=True, trust_remote_code=False)
-        except Exception as error:
-            raise EngineLoadError(f"{self._model.name}: {self._model.path} cannot be loaded: {error}") from error
-
     def _checked(self) -> _Loaded:
         self._check_alive()
         if self._loaded is None:
-            raise EngineLoadError(f"{self._model.name}: not loaded")
+            raise self._spec.error("not loaded")
         return self._loaded
 
     def _check_alive(self) -> None:
         if self._death is not None:
-            # Not what it died of: that would be taken for a failure on the items that came after.
+            # Not the cause itself: that would be taken for a failure on the items that came after.
             raise EngineGoneError(str(self._death)) from self._death
 
     # In the loop's thread.
@@ -327,37 +256,34 @@ class VllmEngine:
     def _begin(
         self, batch: Sequence[EngineItem], prepared: Sequence[TextPrompt | Failure], observer: RunObserver
     ) -> None:
-        run = JoinedRun(observer)
-        self._runs.add(run)
-        requests = []
+        requests = self._runs[observer] = set()
         for index, (item, prompt) in enumerate(zip(batch, prepared, strict=True)):
             if isinstance(prompt, Failure):
                 observer.finished(index, prompt)
             elif observer.is_cancelled(index):
-                observer.finished(index, Cancelled(TokenUsage()))
+                observer.finished(index, CancelledItem(TokenUsage()))
             else:
                 # Names of our own: an item that is tried again must not meet its former self.
-                request = TextRequest(str(next(self._ids)), index, item, prompt, run)
-                requests.append(request)
+                request = _TextRequest(str(next(self._ids)), index, item, prompt, observer)
+                requests.add(request)
                 self._requests.setdefault(item.item_id, set()).add(request)
-        run.running.update(requests)
-        for request in requests:
+        for request in sorted(requests, key=lambda request: request.index):
             self._spawn(self._answer(request))
-        self._tell_step(run)
+        self._report_step(observer)
 
-    async def _answer(self, request: TextRequest) -> None:
+    async def _answer(self, request: _TextRequest) -> None:
         outcome = await self._outcome_of(request)
-        run = request.run
-        run.running.discard(request)
+        running = self._runs[request.observer]
+        running.discard(request)
         others = self._requests[request.item.item_id]
         others.discard(request)
         if not others:
             del self._requests[request.item.item_id]
-        run.observer.finished(request.index, outcome)
-        if not run.running:
-            self._tell_step(run)
+        request.observer.finished(request.index, outcome)
+        if not running:
+            self._report_step(request.observer)
 
-    async def _outcome_of(self, request: TextRequest) -> ItemOutcome:
+    async def _outcome_of(self, request: _TextRequest) -> ItemOutcome:
         assert self._loaded is not None  # noqa: S101 - requests come by join
         streams = self._loaded.streams
         try:
@@ -371,40 +297,36 @@ class VllmEngine:
         async for progress in results:
             if progress.has_nan:
                 await streams.abort(request.request_id)
-                return Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")
+                return NOT_FINITE
             request.take(progress)
             if progress.finish_reason != "abort" and progress.text and request.item.parameters.stream:
-                request.run.observer.text(request.index, progress.text)
+                request.observer.text(request.index, progress.text)
             last = progress
         if last is None:
             raise RuntimeError("an answer ended before it began")
         return request.outcome(last, self._loaded.names)
 
     def _stop_items(self, item_ids: Collection[str]) -> None:
-        for item_id in item_ids:
-            for request in self._requests.get(item_id, ()):
-                self._stop(request)
+        for request in itertools.chain.from_iterable(self._requests.get(item_id, ()) for item_id in item_ids):
+            self._stop(request)
 
-    def _stop(self, request: TextRequest) -> None:
+    def _stop(self, request: _TextRequest) -> None:
         if not request.is_cancelled:
             request.is_cancelled = True
             if request.is_added and self._loaded is not None:
                 self._spawn(self._loaded.streams.abort(request.request_id))
 
-    def _iterated(self) -> None:
-        self._guard(self._pass_on_step)
-
     def _pass_on_step(self) -> None:
-        for run in tuple(self._runs):
-            for request in tuple(run.running):
-                if not request.is_cancelled and run.observer.is_cancelled(request.index):
+        for observer, running in tuple(self._runs.items()):
+            for request in tuple(running):
+                if not request.is_cancelled and observer.is_cancelled(request.index):
                     self._stop(request)
-            self._tell_step(run)
+            self._report_step(observer)
 
-    def _tell_step(self, run: JoinedRun) -> None:
-        if not run.running:
-            self._runs.discard(run)
-        run.observer.step()
+    def _report_step(self, observer: RunObserver) -> None:
+        if not self._runs[observer]:
+            del self._runs[observer]
+        observer.step()
 
     def _spawn(self, work: Awaitable[None]) -> None:
         task = asyncio.get_running_loop().create_task(self._guarded(work))
@@ -432,11 +354,7 @@ class VllmEngine:
         if on_death is not None:
             on_death(error)
 
-    async def _close(self, streams: TextStreams) -> None:
+    async def _close(self, streams: VllmStreams) -> None:
         for task in tuple(self._tasks):
             task.cancel()
         streams.close()
-
-
-async def _called(function: Callable[[], str]) -> str:
-    return function()

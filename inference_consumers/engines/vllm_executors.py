@@ -14,7 +14,7 @@ from vllm.v1.executor.uniproc_executor import UniProcExecutor
 from fairlane_server.processes.parent import die_with_parent
 
 
-class TiedUniProcExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is not installed where types are checked
+class _TiedUniProcExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is not installed where types are checked
     """vLLM's executor of one worker inside the engine core."""
 
     def _init_executor(self) -> None:
@@ -22,7 +22,7 @@ class TiedUniProcExecutor(UniProcExecutor):  # type: ignore[misc] # vLLM is not 
         super()._init_executor()
 
 
-class TiedMultiprocExecutor(MultiprocExecutor):  # type: ignore[misc] # as above
+class _TiedMultiprocExecutor(MultiprocExecutor):  # type: ignore[misc] # as above
     """vLLM's executor of several worker processes, which end with the engine core."""
 
     def _init_executor(self) -> None:
@@ -32,7 +32,7 @@ class TiedMultiprocExecutor(MultiprocExecutor):  # type: ignore[misc] # as above
 
 def tied(executor: type[Executor]) -> type[Executor]:
     """The executor that vLLM chose, tied to the life of this process."""
-    return {UniProcExecutor: TiedUniProcExecutor, MultiprocExecutor: TiedMultiprocExecutor}[executor]
+    return {UniProcExecutor: _TiedUniProcExecutor, MultiprocExecutor: _TiedMultiprocExecutor}[executor]
 
 
 def _die_with_engine() -> None:

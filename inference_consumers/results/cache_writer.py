@@ -8,7 +8,7 @@ import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -34,24 +34,11 @@ TIMEOUT_S = 0.25
 _BREAKER = BreakerPolicy(failures=3, rest=Backoff(first_s=0.5, longest_s=2.0))
 
 
-@dataclass(frozen=True, slots=True)
-class CacheWriterLimits:
-    """Bounds of the write queue, and of one write."""
-
-    max_entries: int = 1_024
-    max_bytes: int = 16 * 1024 * 1024
-    batch_entries: int = 64
-    batch_bytes: int = 1024 * 1024
+_SealedAnswer = tuple[str, bytes]
+"""The name of a cache entry, and its data."""
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
-    """An entry to store in Redis."""
-
-    name: str
-    data: bytes
-
-
+@dataclass(eq=False)
 class CacheWriter:
     """Keeps the answers of work that asks for it (``WorkItem.cache_answer``), sealed, under the key that the dispatcher
     looks them up by. ``keep`` may be called from any thread.
@@ -59,25 +46,24 @@ class CacheWriter:
     An answer that a conversation or a degradation went into is its asker's alone.
     """
 
-    def __init__(
-        self,
-        redis: "Redis",
-        ttl_s: float,
-        limits: CacheWriterLimits = CacheWriterLimits(),
-        clock_ms: ClockMs = monotonic_ms,
-        chance: Callable[[], float] = random.random,
-    ) -> None:
-        """``redis`` answers within a time-out and tries nothing again; it is closed with this."""
-        self._redis = redis
-        self._ttl_s = ttl_s
-        self._limits = limits
-        self._clock_ms = clock_ms
-        self._chance = chance
-        self._breaker = CircuitBreaker(_BREAKER)
-        self._changed = threading.Condition()
-        self._waiting: deque[Entry] = deque()
-        self._bytes = 0
-        self._closing = False
+    redis: Redis
+    """Answers within a time-out and tries nothing again; it is closed with this."""
+    ttl_s: float
+    clock_ms: ClockMs = monotonic_ms
+    chance: Callable[[], float] = random.random
+    max_entries: int = 1_024
+    """Of the queue, like ``max_bytes``."""
+    max_bytes: int = 16 * 1024 * 1024
+    batch_entries: int = 64
+    """Of one write, like ``batch_bytes``."""
+    batch_bytes: int = 1024 * 1024
+    _breaker: CircuitBreaker = field(default_factory=lambda: CircuitBreaker(_BREAKER))
+    _changed: threading.Condition = field(default_factory=threading.Condition)
+    _waiting: deque[_SealedAnswer] = field(default_factory=deque)
+    _bytes: int = 0
+    _closing: bool = False
+
+    def __post_init__(self) -> None:
         self._thread = threading.Thread(target=self._run, name="kept-answers", daemon=True)
 
     def start(self) -> None:
@@ -107,46 +93,46 @@ class CacheWriter:
                 _count("dropped", len(self._waiting))
                 self._waiting.clear()
         else:
-            self._redis.close()
+            self.redis.close()
 
-    def _add(self, entry: Entry) -> None:
+    def _add(self, entry: _SealedAnswer) -> None:
         with self._changed:
-            full = len(self._waiting) >= self._limits.max_entries
-            if self._closing or full or self._bytes + len(entry.data) > self._limits.max_bytes:
+            full = len(self._waiting) >= self.max_entries
+            if self._closing or full or self._bytes + len(entry[1]) > self.max_bytes:
                 _count("dropped")
                 return
             self._waiting.append(entry)
-            self._bytes += len(entry.data)
+            self._bytes += len(entry[1])
             self._changed.notify()
 
     def _run(self) -> None:
         while entries := self._next():
             self._write(entries)
 
-    def _next(self) -> list[Entry]:
+    def _next(self) -> list[_SealedAnswer]:
         """Entries of the next write, at least one; none at the end."""
         with self._changed:
             while not self._waiting and not self._closing:
                 self._changed.wait()
-            taken: list[Entry] = []
+            taken: list[_SealedAnswer] = []
             size_bytes = 0
-            while self._waiting and len(taken) < self._limits.batch_entries:
-                size_bytes += len(self._waiting[0].data)
-                if taken and size_bytes > self._limits.batch_bytes:
+            while self._waiting and len(taken) < self.batch_entries:
+                size_bytes += len(self._waiting[0][1])
+                if taken and size_bytes > self.batch_bytes:
                     break
                 taken.append(self._waiting.popleft())
-                self._bytes -= len(taken[-1].data)
+                self._bytes -= len(taken[-1][1])
             return taken
 
-    def _write(self, entries: Sequence[Entry]) -> None:
-        if not self._breaker.lets_through(self._clock_ms()):
+    def _write(self, entries: Sequence[_SealedAnswer]) -> None:
+        if not self._breaker.lets_through(self.clock_ms()):
             _count("unavailable", len(entries))
             return
         stored, error = 0, ""
         try:
-            with self._redis.pipeline(transaction=False) as pipeline:
-                for entry in entries:
-                    pipeline.set(entry.name, entry.data, px=jittered_ttl_ms(self._ttl_s, self._chance()))
+            with self.redis.pipeline(transaction=False) as pipeline:
+                for name, data in entries:
+                    pipeline.set(name, data, px=jittered_ttl_ms(self.ttl_s, self.chance()))
                 answers = pipeline.execute(raise_on_error=False)
             stored = sum(answer is True for answer in answers)
             error = next((type(answer).__name__ for answer in answers if answer is not True), "")
@@ -165,12 +151,12 @@ class CacheWriter:
             self._breaker.succeeded()
             return
         was_open = self._breaker.is_open
-        self._breaker.failed(self._clock_ms(), self._chance())
+        self._breaker.failed(self.clock_ms(), self.chance())
         if self._breaker.is_open and not was_open:
             log.warning("cache_writer_unavailable", error=error)
 
 
-def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
+def entry_of(work: WorkItem, reply: InferenceReply) -> _SealedAnswer | None:
     """The entry of an answer, if others would get the same answer; too large ones are counted."""
     kept = answer_of(work, reply)
     if kept is None:
@@ -180,7 +166,7 @@ def entry_of(work: WorkItem, reply: InferenceReply) -> Entry | None:
     if data is None:
         _count("too_large")
         return None
-    return Entry(key.name, data)
+    return key.name, data
 
 
 def cache_writer_for(settings: Settings) -> CacheWriter | None:

@@ -1,30 +1,28 @@
 """Detects a share of dead letters so high that the engine or the topic must be the cause. Pure.
 
-Every tenant counts the same, however much it sends: it has a window of its own, so that a flood of one pushes nobody
-else's items out, and the one that fares worst does not count at all. So no single tenant can end a consumer, whatever
-it sends. Limitation: with a single active tenant, a broken engine does not end the consumer; the consumer's reports of
-its health and the alarm on dead letters tell of that.
-
-What cannot be read is no tenant's fault, and counts by itself.
+Every tenant has a window of its own and counts the same, however much it sends; the tenant with the largest share does
+not count at all. So no single tenant can end a consumer. Limitation: with a single active tenant, a broken engine does
+not end the consumer; its health reports and the alarm on dead letters show it. Unreadable records belong to no tenant
+and are counted apart.
 """
 
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
 
-WINDOW_ITEMS = 200
+_WINDOW_ITEMS = 200
 """The latest items of all, for what cannot be read."""
 
-TENANT_ITEMS = 20
+_TENANT_ITEMS = 20
 """The latest items of one tenant."""
 
 LEAST_ITEMS = 10
 """Fewer say nothing."""
 
 MAX_AGE_MS = 600_000
-"""What is older is no reason to end anything: a tenant of which nothing was heard since is not one that fares badly."""
+"""Tenants without items for this long are forgotten."""
 
 MAX_TENANTS = 1_000
-"""Beyond it the one that was heard of longest ago is forgotten."""
+"""Beyond it the tenant with the oldest latest item is forgotten."""
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class DeadLetterShare:
 
     max_share: float
     _tenants: OrderedDict[str, _Latest] = field(default_factory=OrderedDict)
-    _unreadable: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW_ITEMS))
+    _unreadable: deque[bool] = field(default_factory=lambda: deque(maxlen=_WINDOW_ITEMS))
 
     def settled(self, tenant: str | None, *, dead: bool, now_ms: int) -> None:
         """Another item is settled; None for the tenant of what cannot be read."""
@@ -55,12 +53,14 @@ class DeadLetterShare:
             return
         latest = self._tenants.get(tenant)
         if latest is None:
-            latest = self._tenants[tenant] = _Latest(deque(maxlen=TENANT_ITEMS))
+            latest = self._tenants[tenant] = _Latest(deque(maxlen=_TENANT_ITEMS))
         latest.dead.append(dead)
         latest.heard_at_ms = now_ms
         self._tenants.move_to_end(tenant)
-        while len(self._tenants) > MAX_TENANTS or self._oldest_at_ms() < now_ms - MAX_AGE_MS:
+        oldest = next(iter(self._tenants.values()))
+        while len(self._tenants) > MAX_TENANTS or oldest.heard_at_ms < now_ms - MAX_AGE_MS:
             self._tenants.popitem(last=False)
+            oldest = next(iter(self._tenants.values()))
 
     def exceeded(self) -> str | None:
         """The error message when the share is too high; None otherwise."""
@@ -73,6 +73,3 @@ class DeadLetterShare:
             return None
         dead = sum(sum(latest.dead) for latest in counted)
         return f"{dead} of the latest {items} items of all tenants but the worst went to the dead letters"
-
-    def _oldest_at_ms(self) -> int:
-        return next(iter(self._tenants.values())).heard_at_ms

@@ -25,7 +25,7 @@ from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
 
 _MAX_REPLY_BYTES = MAX_MESSAGE_BYTES - 65_536
 _REFUSALS = frozenset({Code.INVALID, Code.UNKNOWN_MODEL, Code.OVERLOADED})
@@ -94,7 +94,7 @@ class AnswerWriter:
             poison = PoisonError(outcome.message)
             key, value = work.original_key, work.original_value
             outputs.append(self._dead_letter(work.claim, key, value, work.appended_at_ms, poison, work.item))
-        if isinstance(outcome, Cancelled):
+        if isinstance(outcome, CancelledItem):
             why = reply.message or ""
             outputs.append(self._audit(work.item, work.claim, Decision.CANCELLED, None, why, run.finished_at_ms))
         if isinstance(outcome, Failure) and outcome.code == Code.OVERLOADED:
@@ -254,7 +254,7 @@ def outcome_of(outcome: ItemOutcome) -> Outcome:
     """The outcome in the reply."""
     if isinstance(outcome, Success):
         return Outcome.OK
-    if isinstance(outcome, Cancelled):
+    if isinstance(outcome, CancelledItem):
         return Outcome.CANCELLED
     # An engine may find an input invalid that only it can judge; everything else it reports is a failure.
     return Outcome.REJECTED if outcome.code in _REFUSALS else Outcome.FAILED
@@ -295,7 +295,7 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Inferenc
     if isinstance(outcome, Success):
         answer = replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)
         return answer if outcome.output.text is None else replace(answer, turn=turn_of(item.request))
-    if isinstance(outcome, Cancelled):
+    if isinstance(outcome, CancelledItem):
         message = "cancelled while it waited for an engine" if work.runs == 0 else "cancelled while it ran"
         return replace(reply, outcome=Outcome.CANCELLED, message=message, usage=outcome.usage)
     if outcome.code == Code.OVERLOADED:

@@ -10,7 +10,7 @@ from fairlane.ownership import Claim
 from fairlane.records import InferenceReply, WorkItem
 from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.protocol import Cancelled, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun, outcome_of
 from inference_consumers.results.retries import requeued_item
 
@@ -80,7 +80,7 @@ class ResultWriter:
             if code == Code.POISON:
                 metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="poison").inc()
                 log.error("poison", request_id=work.request_id, tenant=tenant, model=model, reason=outcome.message)
-        elif isinstance(outcome, Success | Cancelled):
+        elif isinstance(outcome, Success | CancelledItem):
             metrics.TOKENS.labels(tenant=tenant, model=model, kind="prompt").inc(outcome.usage.prompt_tokens)
             metrics.TOKENS.labels(tenant=tenant, model=model, kind="completion").inc(outcome.usage.completion_tokens)
         metrics.REPLIES.labels(tenant=tenant, outcome=outcome_of(outcome), code=code).inc()

@@ -14,13 +14,13 @@ from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import Backoff
 from fairlane.outcomes import Code, Degradation
-from fairlane.records import Passage, WorkItem
+from fairlane.records import Message, Passage, WorkItem
 from fairlane_server.conversations.turns import newest_half, shortened_use
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
 
-MAX_HAND_BACKS = 1
+_MAX_HAND_BACKS = 1
 
 
 def requeued_item(item: WorkItem, code: Code) -> WorkItem | None:
@@ -29,7 +29,7 @@ def requeued_item(item: WorkItem, code: Code) -> WorkItem | None:
     Only what was too large for the engine's memory goes back, and only once: its dispatcher tries it again with less
     context. What is still too large then is refused as overloaded.
     """
-    if code != Code.OVERLOADED or item.handed_back >= MAX_HAND_BACKS:
+    if code != Code.OVERLOADED or item.handed_back >= _MAX_HAND_BACKS:
         return None
     return replace(item, handed_back=item.handed_back + 1)
 
@@ -39,7 +39,7 @@ _CONVERSATION = "conversation_id"
 MAX_TRIES = 3
 """Of what fails for a reason that may pass."""
 
-ENDS_TOGETHER = 1
+_ENDS_TOGETHER = 1
 """How often an item may have been in a process that ended and still run beside others: the first time may be chance."""
 
 LONE_ENDS_OF_POISON = 2
@@ -49,7 +49,7 @@ MAX_ENDS = 5
 """In so many processes an item may have been that ended, however they did: the next would most likely end as well.
 Beside others it is in two of them at most, so that an innocent one outlives two ends from outside in any case."""
 
-BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
+_BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +84,7 @@ def after_problem(
         middle = len(work) // 2
         return Verdict((Again(tuple(work[:middle])), Again(tuple(work[middle:]))))
     if not alone:
-        # It may have been a neighbour's doing. In a continuous engine only a run that is alone can tell.
+        # A neighbour may be the cause. In a continuous engine only a run that is alone proves it.
         return Verdict((Again(tuple(work), alone=True),))
     if problem.out_of_memory:
         why = f"the engine has not enough memory for this item: {problem.error}"
@@ -106,7 +106,7 @@ def after_death(work: Sequence[ReceivedWork], end: EngineEnd, *, alone: bool) ->
         elif suspect.ends >= MAX_ENDS:
             why = f"the engine's process ended {suspect.ends} times while it ran, at last: {end.reason}"
             failed.append((suspect, Failure(Code.RETRIES_EXHAUSTED, why)))
-        elif suspect.ends > ENDS_TOGETHER:
+        elif suspect.ends > _ENDS_TOGETHER:
             apart.append(Again((suspect,), alone=True))
         else:
             together.append(suspect)
@@ -120,51 +120,43 @@ def after_failure(work: ReceivedWork, failure: Failure, now_ms: int, chance: flo
     item = work.item
     if failure.code == Code.CONTEXT_TOO_LONG and (item.passages or item.history):
         if not work.shortened:
-            return Verdict((Again((with_less_context(work),)),))
+            return Verdict((Again((_with_less_context(work),)),))
         if item.history_use is not None:
             # The estimate was wrong by more than half. A conversation goes on with what it brought itself.
-            return Verdict((Again((without_context(work),)),))
+            return Verdict((Again((_without_context(work),)),))
     if failure.field == _CONVERSATION and item.history:
         # A chat template that takes its own request, and not what was said before.
-        return Verdict((Again((without_context(work, passages=item.passages),)),))
+        return Verdict((Again((_without_context(work, passages=item.passages),)),))
     return Verdict(failed=((work, failure),))
 
 
-def with_less_context(work: ReceivedWork) -> ReceivedWork:
-    """The same with the first half of its passages, which fit best, and the newest half of what was said before; of
-    either, a lone one goes."""
+def _with_less_context(work: ReceivedWork) -> ReceivedWork:
+    """The same with the first half of its passages, which fit best, and the newest half of its history; of either, a
+    lone one goes."""
+    passages = work.item.passages
+    return _shortened(work, passages[: len(passages) // 2], newest_half(work.item.history))
+
+
+def _without_context(work: ReceivedWork, passages: tuple[Passage, ...] = ()) -> ReceivedWork:
+    """The same without its history, and with these passages alone."""
+    return _shortened(work, passages, ())
+
+
+def _shortened(work: ReceivedWork, passages: tuple[Passage, ...], history: tuple[Message, ...]) -> ReceivedWork:
     item = work.item
-    passages = item.passages[: len(item.passages) // 2]
-    history = newest_half(item.history)
     steps: list[Degradation] = []
-    if item.passages:
+    if passages != item.passages:
         steps.append(Degradation.FEWER_PASSAGES if passages else Degradation.NO_RETRIEVAL)
-    if item.history:
+    if history != item.history:
         steps.append(Degradation.SHORTER_CONTEXT if history else Degradation.NO_HISTORY)
-    less = replace(
+    shorter = replace(
         item,
         passages=passages,
         history=history,
         history_use=shortened_use(item.history_use, item.history, history),
         degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
     )
-    return replace(work, item=less, shortened=True)
-
-
-def without_context(work: ReceivedWork, passages: tuple[Passage, ...] = ()) -> ReceivedWork:
-    """The same without what was said before, and with these passages alone."""
-    item = work.item
-    steps = [Degradation.NO_HISTORY] if item.history else []
-    if item.passages and not passages:
-        steps.append(Degradation.NO_RETRIEVAL)
-    bare = replace(
-        item,
-        passages=passages,
-        history=(),
-        history_use=shortened_use(item.history_use, item.history, ()),
-        degradations=(*item.degradations, *(step for step in steps if step not in item.degradations)),
-    )
-    return replace(work, item=bare, shortened=True)
+    return replace(work, item=shorter, shortened=True)
 
 
 def _can_run(again: Again, runnable: Set[ModelKey], idle: Set[ModelKey]) -> bool:
@@ -176,7 +168,7 @@ def _tried(work: Sequence[ReceivedWork], why: str, now_ms: int, chance: float) -
     failed: list[tuple[ReceivedWork, Failure]] = []
     for one in work:
         tries = one.transient_failures + 1
-        next_at_ms = now_ms + int(1_000 * BACKOFF.delay_s(tries, chance))
+        next_at_ms = now_ms + int(1_000 * _BACKOFF.delay_s(tries, chance))
         if tries >= MAX_TRIES:
             failed.append((one, Failure(Code.RETRIES_EXHAUSTED, f"{why}; it was tried {tries} times")))
         elif next_at_ms >= one.item.deadline_at_ms:
@@ -203,7 +195,7 @@ def _poison(work: ReceivedWork, why: str) -> Verdict:
 
 
 @dataclass(slots=True)
-class RetryQueue:
+class PendingRetries:
     """Work to retry, before new work, oldest first. For one thread at a time."""
 
     _waiting: list[Again] = field(default_factory=list)

@@ -13,7 +13,7 @@ from fairlane.clock import now_ms
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import AuditEvent, Cancellation, CancelRequest, InferenceRequest, TenantSpec
-from inference_consumers.cancellation.cancellations import CancellationFeed, Cancellations
+from inference_consumers.cancellations import CancellationFeed, Cancellations
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.waiting import eventually, until_ms

@@ -24,6 +24,7 @@ from inference_consumers.engines.protocol import (
     Engine,
     EngineItem,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     Success,
@@ -81,7 +82,7 @@ def tiny(tiny_folder: Path) -> CausalLmEngine:
 
 
 def loaded(model: ModelVersion) -> Engine:
-    engine = create_engine(model, MODELS_DIR, THREADS, device="cpu")
+    engine = create_engine(EngineSpec(model, str(MODELS_DIR), THREADS, device="cpu"))
     engine.load()
     return engine
 

@@ -20,7 +20,7 @@ from transformers import (
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Parameters, TokenUsage
 from inference_consumers.engines.causal_lm import CausalLmEngine
-from inference_consumers.engines.protocol import Cancelled, Failure, RunCost, Success, run_batch
+from inference_consumers.engines.protocol import CancelledItem, Failure, RunCost, Success, run_batch
 from tests.kit.encoder_kit import prepared_tokenizer
 from tests.kit.engine_kit import (
     LANGUAGE_MODEL,
@@ -113,7 +113,7 @@ def test_a_prefill_in_parts_changes_no_answer_and_every_part_is_a_step(
 ) -> None:
     items = [complete("sea " * count, max_tokens=6) for count in (3, 20, 9, 1, 20)]
     expected = run_batch(tiny, items)
-    monkeypatch.setattr("inference_consumers.engines.generation._CPU_PREFILL_TOKENS", budget)
+    monkeypatch.setattr("inference_consumers.engines.causal_lm._CPU_PREFILL_TOKENS", budget)
     watcher = Watcher()
     cost = tiny.run(items, watcher)
     assert [watcher.by_index[index] for index in range(len(items))] == expected
@@ -135,7 +135,7 @@ def test_an_item_cancelled_in_the_middle_ends_at_the_next_step_with_what_it_cost
     tiny.run(items, whole)
     cut = Watcher(cancel_after={1: 10})
     cost = tiny.run(items, cut)
-    assert cut.by_index[1] == Cancelled(TokenUsage(prompt_tokens=3, completion_tokens=10))
+    assert cut.by_index[1] == CancelledItem(TokenUsage(prompt_tokens=3, completion_tokens=10))
     assert cut.finished_at[1] == 10
     assert whole.text_of(1).startswith(cut.text_of(1))
     assert cut.text_of(1) not in {"", whole.text_of(1)}
@@ -147,11 +147,11 @@ def test_an_item_cancelled_in_the_middle_ends_at_the_next_step_with_what_it_cost
 def test_a_prompt_cancelled_in_the_middle_is_computed_no_further(
     tiny: CausalLmEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("inference_consumers.engines.generation._CPU_PREFILL_TOKENS", 10)
+    monkeypatch.setattr("inference_consumers.engines.causal_lm._CPU_PREFILL_TOKENS", 10)
     watcher = Watcher(cancel_after={0: 2, 2: 1})
     tiny.run([complete("word " * 45), complete("sea"), complete("word " * 3)], watcher)
-    assert watcher.by_index[0] == Cancelled(TokenUsage(prompt_tokens=20))
-    assert watcher.by_index[2] == Cancelled(TokenUsage())
+    assert watcher.by_index[0] == CancelledItem(TokenUsage(prompt_tokens=20))
+    assert watcher.by_index[2] == CancelledItem(TokenUsage())
     assert isinstance(watcher.by_index[1], Success)
 
 

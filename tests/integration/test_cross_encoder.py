@@ -14,8 +14,8 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS
 from fairlane_server.models import load_models
-from inference_consumers.engines.cross_encoder import CrossEncoderEngine
-from inference_consumers.engines.protocol import EngineLoadError, Failure, Outcomes, run_batch
+from inference_consumers.engines.encoders import CrossEncoderEngine
+from inference_consumers.engines.protocol import EngineLoadError, EngineSpec, Failure, Outcomes, run_batch
 from inference_consumers.engines.registry import create_engine
 from tests.kit.encoder_kit import (
     ENCODER,
@@ -29,6 +29,7 @@ from tests.kit.encoder_kit import (
     scores_of,
     tokens_of,
 )
+from tests.kit.engine_specs import spec_of
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 
@@ -42,7 +43,7 @@ def tokenizer() -> PreTrainedTokenizerBase:
 
 
 def loaded(folder: Path) -> CrossEncoderEngine:
-    engine = CrossEncoderEngine("tiny", folder, TINY, THREADS)
+    engine = CrossEncoderEngine(spec_of(folder, TINY))
     engine.load()
     return engine
 
@@ -167,7 +168,7 @@ def test_names_of_control_tokens_move_no_border_between_the_two(
 
 def test_a_folder_that_is_no_cross_encoder_is_a_load_error(tokenizer: PreTrainedTokenizerBase, tmp_path: Path) -> None:
     with pytest.raises(EngineLoadError, match=r"config\.json describes BertModel; needed is .*SequenceClassification"):
-        CrossEncoderEngine("tiny", ENCODER, TINY, THREADS).load()
+        CrossEncoderEngine(spec_of(ENCODER, TINY)).load()
     headless = save_cross_encoder(tmp_path / "headless", tokenizer)
     save_file(headless.bert.state_dict(), tmp_path / "headless/model.safetensors", {"format": "pt"})
     with pytest.raises(EngineLoadError, match=r"no weights of BertForSequenceClassification.* classifier\.bias"):
@@ -184,7 +185,7 @@ def test_a_folder_that_is_no_cross_encoder_is_a_load_error(tokenizer: PreTrained
 def test_models_yaml_can_name_it(folder: Path, network: BertForSequenceClassification) -> None:
     [model] = [model for model in load_models(PROJECT / "deploy/models.yaml") if model.engine == "torch-embedding"]
     model = replace(model, engine="torch-cross-encoder", path=folder.name, max_context_tokens=64, quantization="int8")
-    engine = create_engine(model, folder.parent, THREADS, device="cpu")
+    engine = create_engine(EngineSpec(model, str(folder.parent), THREADS, device="cpu"))
     engine.load()
     assert engine.name == "torch-cross-encoder"
     exact, rounded = (run_batch(one, [rank(QUERY, *DOCUMENTS)])[0] for one in (loaded(folder), engine))

@@ -17,12 +17,13 @@ from transformers import (
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS, TokenUsage
 from fairlane_server.models import load_models
-from inference_consumers.engines.embedding import EmbeddingEngine
+from inference_consumers.engines.encoders import EmbeddingEngine
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     Engine,
     EngineLimits,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     Outcomes,
@@ -113,11 +114,9 @@ def test_a_small_token_budget_changes_no_vector(encoder: Engine) -> None:
 
 @pytest.mark.parametrize(
     ("int8", "dtype", "least_cosine"),
-    [(False, torch.bfloat16, 0.999), (True, torch.float32, 0.99), (True, torch.bfloat16, 0.99)],
+    [(False, "bfloat16", 0.999), (True, "float32", 0.99), (True, "bfloat16", 0.99)],
 )
-def test_smaller_numbers_hardly_turn_a_vector(
-    encoder: Engine, int8: bool, dtype: torch.dtype, least_cosine: float
-) -> None:
+def test_smaller_numbers_hardly_turn_a_vector(encoder: Engine, int8: bool, dtype: str, least_cosine: float) -> None:
     smaller = loaded(ENCODER, LIMITS, int8=int8, dtype=dtype)
     exact, rounded = (torch.tensor(vectors_of(run_batch(engine, [embed(*TEXTS)])[0])) for engine in (encoder, smaller))
     cosines = (exact * rounded).sum(-1)
@@ -130,7 +129,7 @@ def test_models_yaml_says_how_a_model_is_loaded(tiny_folder: Path) -> None:
     model = replace(model, path=tiny_folder.name, max_context_tokens=64)
 
     def vectors(**options: str) -> tuple[tuple[float, ...], ...]:
-        engine = create_engine(replace(model, **options), tiny_folder.parent, THREADS, device="cpu")  # type: ignore[arg-type] # strings, all
+        engine = create_engine(EngineSpec(replace(model, **options), str(tiny_folder.parent), THREADS, device="cpu"))  # type: ignore[arg-type] # strings, all
         engine.load()
         return vectors_of(run_batch(engine, [embed("hello")])[0])
 
@@ -138,7 +137,7 @@ def test_models_yaml_says_how_a_model_is_loaded(tiny_folder: Path) -> None:
     with pytest.raises(EngineLoadError, match="knows no quantization 'awq', only 'int8'"):
         vectors(quantization="awq")
     with pytest.raises(EngineLoadError, match="all-minilm-l6-v2: there is no device cuda:99"):
-        create_engine(model, MODELS_DIR, THREADS, device="cuda:99")
+        create_engine(EngineSpec(model, str(MODELS_DIR), THREADS, device="cuda:99"))
 
 
 # --- groups -----------------------------------------------------------------------------------------------------
@@ -200,14 +199,14 @@ def test_a_cancelled_item_stops_between_groups_and_says_what_it_cost(tiny_folder
     less = engine.run([item, embed("fine")], cut)
     assert len(vectors_of(cut.by_index[1])) == 1
     # Two steps for the items to become tokens, and two groups: eight texts, the short one among them, and eight more.
-    assert cut.by_index[0] == Cancelled(TokenUsage(prompt_tokens=15 * 62))
+    assert cut.by_index[0] == CancelledItem(TokenUsage(prompt_tokens=15 * 62))
     assert tokens_of(whole.by_index[0]) == 100 * 62
     assert less.useful_tokens == 15 * 62 + 3
     assert cost.useful_tokens == 100 * 62 + 3
 
     at_once = Outcomes(cancelled=(0,))
     engine.run([item], at_once)
-    assert at_once.by_index[0] == Cancelled(TokenUsage())
+    assert at_once.by_index[0] == CancelledItem(TokenUsage())
 
 
 class Diary(Outcomes):

@@ -19,12 +19,11 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from inference_consumers.engines.embedding import EmbeddingEngine
+from inference_consumers.engines.encoders import EmbeddingEngine
 from inference_consumers.engines.int8 import Int8Linear, quantize_linears
 from inference_consumers.engines.protocol import EngineLoadError, run_batch
 from tests.kit.encoder_kit import (
     TEXTS,
-    THREADS,
     TINY,
     add_modules,
     bert_config,
@@ -38,6 +37,7 @@ from tests.kit.encoder_kit import (
     tokens_of,
     vectors_of,
 )
+from tests.kit.engine_specs import spec_of
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 
@@ -123,7 +123,7 @@ def truncate(file: Path) -> None:
 )
 def test_a_damaged_folder_is_a_load_error(copied: Path, damage: Callable[[Path], object], said: str) -> None:
     damage(copied)
-    engine = EmbeddingEngine("tiny", copied, TINY, THREADS)
+    engine = EmbeddingEngine(spec_of(copied, TINY))
     with pytest.raises(EngineLoadError, match=f"(?s)^tiny: {copied}.*{said}"):
         engine.load()
     with pytest.raises(EngineLoadError, match="tiny: not loaded"):

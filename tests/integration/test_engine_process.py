@@ -17,20 +17,27 @@ from fairlane.records import ModelVersion, Parameters, RequestInput
 from inference_consumers.engine_process.failures import EndKind, EngineEnd
 from inference_consumers.engine_process.host import (
     MAX_DEATHS_WHILE_LOADING,
-    EngineCommand,
     EngineHost,
     without_settings,
 )
-from inference_consumers.engine_process.messages import Ended, EngineSpec, Loaded, Step
+from inference_consumers.engine_process.messages import Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.process_facts import OomKills
-from inference_consumers.engines.protocol import Cancelled, EngineItem, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import (
+    CancelledItem,
+    EngineItem,
+    EngineSpec,
+    Failure,
+    ItemOutcome,
+    SimulatedCost,
+    Success,
+)
 from tests.kit.continuous_engine import UNJOINABLE
 from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
 from tests.kit.waiting import eventually
 
 MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
-SLOW = EngineSpec(MODEL, "models", "simulated", simulated_decode_tokens_per_s=20)
-FAST = EngineSpec(MODEL, "models", "simulated")
+SLOW = EngineSpec(MODEL, "models", simulated=SimulatedCost(decode_tokens_per_s=20))
+FAST = EngineSpec(MODEL, "models")
 WAIT_S = 20
 CONTINUOUS = "tests.kit.continuous_engine"
 QUICK = Backoff(first_s=0.01, longest_s=0.02)
@@ -45,10 +52,10 @@ class Heard:
     def engine_loaded(self, host: EngineHost, loaded: Loaded) -> None:
         self.told.put((loaded, host.life))
 
-    def engine_stepped(self, host: EngineHost, step: Step) -> None:
+    def engine_stepped(self, host: EngineHost, step: RunStep) -> None:
         self.told.put(step)
 
-    def engine_ended(self, host: EngineHost, ended: Ended) -> None:
+    def engine_ended(self, host: EngineHost, ended: RunEnded) -> None:
         self.told.put(ended)
 
     def engine_died(self, host: EngineHost, end: EngineEnd) -> None:
@@ -68,12 +75,12 @@ class Heard:
             case told:
                 raise AssertionError(told)
 
-    def run_until_end(self) -> tuple[dict[int, ItemOutcome], dict[int, str], Ended]:
+    def run_until_end(self) -> tuple[dict[int, ItemOutcome], dict[int, str], RunEnded]:
         """Outcomes and texts by place, and the end."""
         outcomes: dict[int, ItemOutcome] = {}
         texts: dict[int, str] = {}
-        while not isinstance(told := self.next(), Ended):
-            assert isinstance(told, Step)
+        while not isinstance(told := self.next(), RunEnded):
+            assert isinstance(told, RunStep)
             for text in told.texts:
                 texts[text.index] = texts.get(text.index, "") + text.delta
             outcomes.update({finished.index: finished.outcome for finished in told.finished})
@@ -84,11 +91,15 @@ def item(prompt: str = "hello", *, tokens: int = 4, stream: bool = False) -> Eng
     return EngineItem(prompt, "generate", RequestInput(prompt=prompt), Parameters(max_tokens=tokens, stream=stream))
 
 
+def host_of(spec: EngineSpec, module: str = "tests.kit.troubled_engine") -> EngineHost:
+    return EngineHost(spec, sys.executable, without_settings(os.environ), module, QUICK)
+
+
 @contextmanager
 def engine(spec: EngineSpec, module: str = "tests.kit.troubled_engine") -> Iterator[tuple[EngineHost, Heard]]:
     """A host whose engine is loaded; its process is gone afterwards."""
     heard = Heard()
-    host = EngineHost(spec, EngineCommand(sys.executable, module, without_settings(os.environ)), QUICK)
+    host = host_of(spec, module)
     host.start(heard)
     try:
         loaded, life = heard.loaded()
@@ -193,11 +204,11 @@ def test_a_process_that_hangs_can_be_ended() -> None:
 def test_an_item_is_cancelled_while_it_runs() -> None:
     with engine(SLOW) as (host, heard):
         host.run(1, [item(tokens=400, stream=True), item(tokens=3)], host.life)
-        while not isinstance(step := heard.next(), Step) or not step.texts:
+        while not isinstance(step := heard.next(), RunStep) or not step.texts:
             pass
         host.cancel(1, [0])
         outcomes, _, ended = heard.run_until_end()
-        assert isinstance(outcomes[0], Cancelled)
+        assert isinstance(outcomes[0], CancelledItem)
         assert 0 < outcomes[0].usage.completion_tokens < 400
         assert ended.problem is None
 
@@ -205,14 +216,14 @@ def test_an_item_is_cancelled_while_it_runs() -> None:
 def test_a_continuous_engine_runs_several_at_a_time_and_ends_each_by_itself() -> None:
     with engine(SLOW, CONTINUOUS) as (host, heard):
         host.run(1, [item(tokens=400, stream=True)], host.life)
-        while not isinstance(step := heard.next(), Step) or not step.texts:
+        while not isinstance(step := heard.next(), RunStep) or not step.texts:
             pass
         host.run(2, [item("short", tokens=1), item(UNJOINABLE)], host.life)
         host.run(3, [item("short", tokens=1)], host.life)
         host.run(4, [], host.life)
-        ends: dict[int, Ended] = {}
+        ends: dict[int, RunEnded] = {}
         while len(ends) < 3:
-            if isinstance(told := heard.next(), Ended):
+            if isinstance(told := heard.next(), RunEnded):
                 ends[told.run_id] = told
         assert ends.keys() == {2, 3, 4}
         assert ends[2].problem is not None
@@ -221,7 +232,7 @@ def test_a_continuous_engine_runs_several_at_a_time_and_ends_each_by_itself() ->
         assert ends[3].computed_tokens == ends[3].useful_tokens > ends[4].useful_tokens == 0
         host.cancel(1, [0])
         outcomes, _, ended = heard.run_until_end()
-        assert isinstance(outcomes[0], Cancelled)
+        assert isinstance(outcomes[0], CancelledItem)
         assert ended.run_id == 1
 
 
@@ -241,22 +252,21 @@ def test_what_runs_when_the_time_is_up_gets_no_outcome_at_all(module: str) -> No
     """So that it stays undone in the log, and whoever owns it next runs it."""
     with engine(SLOW, module) as (host, heard):
         host.run(1, [item(tokens=400, stream=True)], host.life)
-        while not isinstance(step := heard.next(), Step) or not step.texts:
+        while not isinstance(step := heard.next(), RunStep) or not step.texts:
             pass
         host.close(0.3)
         told = [heard.told.get() for _ in range(heard.told.qsize())]
-        assert all(isinstance(one, Step) and not one.finished for one in told)
+        assert all(isinstance(one, RunStep) and not one.finished for one in told)
 
 
 def test_a_listener_that_fails_is_told_and_the_engine_is_not_left_without_one() -> None:
     heard = Heard()
 
-    def fails(host: EngineHost, step: Step) -> None:
+    def fails(host: EngineHost, step: RunStep) -> None:
         raise RuntimeError(f"{host.key} {step.run_id}")
 
     heard.engine_stepped = fails  # type: ignore[method-assign] # a defect
-    command = EngineCommand(sys.executable, "tests.kit.troubled_engine", without_settings(os.environ))
-    host = EngineHost(FAST, command, QUICK)
+    host = host_of(FAST)
     host.start(heard)
     heard.loaded()
     pid = host.pid
@@ -273,8 +283,7 @@ def test_the_process_ends_with_its_consumer() -> None:
         "import os, sys, threading\n"
         "from tests.integration import test_engine_process as t\n"
         "heard = t.Heard()\n"
-        "command = t.EngineCommand(sys.executable, 'tests.kit.troubled_engine')\n"
-        "host = t.EngineHost(t.FAST, command)\n"
+        "host = t.host_of(t.FAST)\n"
         "host.start(heard)\n"
         "heard.next()\n"
         f"host.run(1, [t.item({ENDLESS!r})], host.life)\n"
@@ -291,8 +300,8 @@ def test_the_process_ends_with_its_consumer() -> None:
 
 def test_an_engine_that_cannot_be_loaded_is_not_tried_again() -> None:
     heard = Heard()
-    unknown = EngineSpec(MODEL, "models", "no-such-engine")
-    host = EngineHost(unknown, EngineCommand(sys.executable), QUICK)
+    unknown = EngineSpec(MODEL, "models", engine="no-such-engine")
+    host = EngineHost(unknown, sys.executable, os.environ, backoff=QUICK)
     host.start(heard)
     told = heard.next()
     assert isinstance(told, str)
@@ -302,7 +311,7 @@ def test_an_engine_that_cannot_be_loaded_is_not_tried_again() -> None:
 
 def test_a_process_that_dies_whenever_it_loads_is_given_up() -> None:
     heard = Heard()
-    host = EngineHost(FAST, EngineCommand(sys.executable, "tests.no_such_module"), QUICK)
+    host = host_of(FAST, "tests.no_such_module")
     host.start(heard)
     told = [heard.next() for _ in range(MAX_DEATHS_WHILE_LOADING)]
     assert told[:-1] == [EngineEnd(EndKind.EXITED, "exit status 1")] * (MAX_DEATHS_WHILE_LOADING - 1)
@@ -312,7 +321,7 @@ def test_a_process_that_dies_whenever_it_loads_is_given_up() -> None:
 
 def test_a_python_that_is_not_there_is_named() -> None:
     heard = Heard()
-    host = EngineHost(FAST, EngineCommand("/no/such/python"), QUICK)
+    host = EngineHost(FAST, "/no/such/python", os.environ, backoff=QUICK)
     host.start(heard)
     assert heard.next() == "failed: m: /no/such/python cannot be started: No such file or directory"
     host.close(WAIT_S)

@@ -17,9 +17,10 @@ from fairlane.records import ModelVersion, TokenUsage
 from fairlane_server.models import load_models
 from inference_consumers.engine_process.failures import is_out_of_memory
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     Engine,
     EngineLoadError,
+    EngineSpec,
     Failure,
     RunCost,
     Success,
@@ -67,7 +68,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ModelVer
 @pytest.fixture(scope="module")
 def engines(models: dict[str, tuple[ModelVersion, Path]]) -> Iterator[dict[str, Engine]]:
     built = {
-        name: create_engine(model, folder, THREADS, device="cpu", allow_unsafe_weights=name.startswith("torchscript"))
+        name: create_engine(
+            EngineSpec(model, str(folder), THREADS, device="cpu", allow_unsafe_weights=name.startswith("torchscript"))
+        )
         for name, (model, folder) in models.items()
     }
     for engine in built.values():
@@ -145,12 +148,12 @@ def test_what_is_cancelled_before_it_began_costs_nothing_and_its_neighbours_are_
     items = FARES[name].good()[:3]
     watcher = Watcher(cancel_after={1: 0})
     engines[name].run(items, watcher)
-    assert watcher.by_index[1] == Cancelled(TokenUsage())
+    assert watcher.by_index[1] == CancelledItem(TokenUsage())
     for index in (0, 2):
         assert isinstance(watcher.by_index[index], Success)
     nobody = Watcher(cancel_after=dict.fromkeys(range(3), 0))
     assert engines[name].run(items, nobody).computed_tokens == 0
-    assert set(nobody.by_index.values()) == {Cancelled(TokenUsage())}
+    assert set(nobody.by_index.values()) == {CancelledItem(TokenUsage())}
 
 
 @with_weights
@@ -158,7 +161,7 @@ def test_a_model_that_is_not_there_or_not_loaded_is_named(
     models: dict[str, tuple[ModelVersion, Path]], name: str, tmp_path: Path
 ) -> None:
     model = models[name][0]
-    engine = create_engine(model, tmp_path, THREADS)
+    engine = create_engine(EngineSpec(model, str(tmp_path), THREADS))
     with pytest.raises(EngineLoadError, match=f"{model.model}: .*{model.path} holds no model"):
         engine.load()
     with pytest.raises(EngineLoadError, match=f"{model.model}: not loaded"):
@@ -180,7 +183,7 @@ def test_a_model_that_is_damaged_is_a_load_error_that_names_the_file(
         else:
             (folder / file.name).symlink_to(file)
     with pytest.raises(EngineLoadError, match=f"{model.model}: .*{damaged}.* cannot be loaded"):
-        create_engine(model, tmp_path, THREADS, allow_unsafe_weights=True).load()
+        create_engine(EngineSpec(model, str(tmp_path), THREADS, allow_unsafe_weights=True)).load()
 
 
 def test_torch_says_that_memory_ran_out_in_the_words_we_know() -> None:

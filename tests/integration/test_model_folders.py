@@ -10,14 +10,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerBase
 
-from inference_consumers.engines import memory
+from inference_consumers.engines import model_folder
 from inference_consumers.engines.causal_lm import CausalLmEngine
-from inference_consumers.engines.memory import main_memory_bytes
-from inference_consumers.engines.model_folder import weight_bytes
+from inference_consumers.engines.model_folder import main_memory_bytes, weight_bytes
 from inference_consumers.engines.protocol import EngineLoadError, Success, run_batch
 from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
 from tests.kit.encoder_kit import prepared_tokenizer, save
-from tests.kit.engine_kit import LANGUAGE_MODEL, THREADS, TINY, complete, save_parrot, save_tiny_model
+from tests.kit.engine_kit import LANGUAGE_MODEL, TINY, complete, save_parrot, save_tiny_model
+from tests.kit.engine_specs import spec_of
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
 
@@ -39,10 +39,8 @@ def folder(tiny_folder: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(tiny_folder, tmp_path / "model"))
 
 
-def load(folder: Path, **options: object) -> CausalLmEngine:
-    dtype = options.get("dtype", torch.float32)
-    assert isinstance(dtype, torch.dtype)
-    engine = CausalLmEngine("tiny", folder, TINY, THREADS, dtype=dtype)
+def load(folder: Path, dtype: str | None = None) -> CausalLmEngine:
+    engine = CausalLmEngine(spec_of(folder, TINY, dtype=dtype))
     engine.load()
     return engine
 
@@ -100,7 +98,7 @@ def test_what_is_wrong_with_a_folder_is_said_with_the_file(
     folder: Path, damage: Callable[[Path], object], said: str
 ) -> None:
     damage(folder)
-    engine = CausalLmEngine("tiny", folder, TINY, THREADS)
+    engine = CausalLmEngine(spec_of(folder, TINY))
     with pytest.raises(EngineLoadError, match=f"(?s)^tiny: {folder}.*{said}"):
         engine.load()
     with pytest.raises(EngineLoadError, match="tiny: not loaded"):
@@ -138,7 +136,7 @@ def test_a_model_that_is_its_own_code_is_not_run(folder: Path) -> None:
 
 
 def test_a_context_beyond_the_weights_is_a_load_error(tiny_folder: Path) -> None:
-    engine = CausalLmEngine("tiny", tiny_folder, TINY.__class__(8, 1024, 65, 8), THREADS)
+    engine = CausalLmEngine(spec_of(tiny_folder, TINY.__class__(8, 1024, 65, 8)))
     with pytest.raises(EngineLoadError, match="max_context_tokens is 65, the weights hold 64"):
         engine.load()
 
@@ -154,7 +152,7 @@ def test_a_model_that_says_nothing_is_not_served(tmp_path: Path, tokenizer: PreT
 
 def test_numbers_that_the_device_cannot_do_well_are_refused(tiny_folder: Path) -> None:
     with pytest.raises(EngineLoadError, match="float16 is for a GPU; on the CPU use bfloat16 or float32"):
-        load(tiny_folder, dtype=torch.float16)
+        load(tiny_folder, dtype="float16")
 
 
 def test_memory_is_counted_as_the_weights_will_be_held_and_checked_before_they_are_read(
@@ -165,11 +163,11 @@ def test_memory_is_counted_as_the_weights_will_be_held_and_checked_before_they_a
     save_file(tensors | {"steps": torch.zeros(10, dtype=torch.int64)}, folder / WEIGHTS, metadata={"format": "pt"})
     needed = {torch.float32: 4 * numbers + 80, torch.bfloat16: 2 * numbers + 80}
     for dtype, expected in needed.items():
-        assert weight_bytes("tiny", folder, dtype.itemsize) == expected
-    monkeypatch.setattr(memory, "main_memory_bytes", lambda: needed[torch.bfloat16])
-    load(folder, dtype=torch.bfloat16)
+        assert weight_bytes(spec_of(folder, TINY), dtype.itemsize) == expected
+    monkeypatch.setattr(model_folder, "main_memory_bytes", lambda: needed[torch.bfloat16])
+    load(folder, dtype="bfloat16")
     with pytest.raises(EngineLoadError, match=r"the weights need 0\.01 GiB of memory; this machine has 0\.00 GiB left"):
-        load(folder, dtype=torch.float32)
+        load(folder, dtype="float32")
 
 
 def test_the_memory_of_a_container_is_what_its_limit_leaves(tmp_path: Path) -> None:

@@ -17,13 +17,13 @@ from transformers import PreTrainedTokenizerBase
 
 from fairlane.records import ModelVersion
 from inference_consumers.engines.causal_lm import CausalLmEngine
-from inference_consumers.engines.classifier import ClassifierEngine
+from inference_consumers.engines.classifier import EXPORTED, TORCHSCRIPT, ClassifierEngine
 from inference_consumers.engines.exported_archive import check_exported
-from inference_consumers.engines.protocol import EngineLimits, EngineLoadError
+from inference_consumers.engines.protocol import EngineLimits, EngineLoadError, EngineSpec
 from inference_consumers.engines.registry import create_engine
-from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
 from tests.kit.encoder_kit import prepared_tokenizer
 from tests.kit.engine_kit import LANGUAGE_MODEL, THREADS, TINY, save_tiny_model
+from tests.kit.engine_specs import spec_of
 from tests.kit.vision_kit import save_exported, save_script
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
@@ -85,7 +85,7 @@ def rewrite(folder: Path, edit: Edit) -> None:
 
 
 def load(folder: Path, *, allowed: bool = False) -> ClassifierEngine:
-    engine = ClassifierEngine("tiny", folder, LIMITS, THREADS, allow_unsafe_weights=allowed)
+    engine = ClassifierEngine(spec_of(folder, LIMITS, allow_unsafe_weights=allowed))
     engine.load()
     return engine
 
@@ -233,8 +233,8 @@ def test_a_script_needs_the_flag(tmp_path: Path) -> None:
     save_script(tmp_path, nn.Sequential(nn.Flatten(), nn.Linear(64, 2)), 2)
     model = ModelVersion("tiny", "1", "p", TORCHSCRIPT.engine, ("classify",), ".", 1, 0, max_batch_size=2)
     with pytest.raises(EngineLoadError, match=r"model\.pt is not loaded, .* it is a program of torch\.jit"):
-        create_engine(model, tmp_path, THREADS, device="cpu").load()
-    create_engine(model, tmp_path, THREADS, device="cpu", allow_unsafe_weights=True).load()
+        create_engine(EngineSpec(model, str(tmp_path), THREADS, device="cpu")).load()
+    create_engine(EngineSpec(model, str(tmp_path), THREADS, device="cpu", allow_unsafe_weights=True)).load()
 
 
 @pytest.fixture(scope="module")
@@ -250,8 +250,8 @@ def test_pickled_weights_need_the_flag(tmp_path: Path, tokenizer: PreTrainedToke
     (tmp_path / "model.safetensors").unlink()
     torch.save(tensors, tmp_path / "pytorch_model.bin")
     with pytest.raises(EngineLoadError, match=r"pytorch_model\.bin is not loaded, .* save the weights as safetensors"):
-        CausalLmEngine("tiny", tmp_path, TINY, THREADS).load()
-    CausalLmEngine("tiny", tmp_path, TINY, THREADS, allow_unsafe_weights=True).load()
+        CausalLmEngine(spec_of(tmp_path, TINY)).load()
+    CausalLmEngine(spec_of(tmp_path, TINY, allow_unsafe_weights=True)).load()
 
 
 def test_pickled_weights_beside_others_are_not_taken_for_them(
@@ -263,7 +263,7 @@ def test_pickled_weights_beside_others_are_not_taken_for_them(
     (tmp_path / "model.safetensors").rename(tmp_path / "other.safetensors")
     torch.save({"weight": Marks(mark)}, tmp_path / "pytorch_model.bin")
     with pytest.raises(EngineLoadError, match="safetensors"):
-        CausalLmEngine("tiny", tmp_path, TINY, THREADS).load()
+        CausalLmEngine(spec_of(tmp_path, TINY)).load()
     assert not mark.exists()
 
 
@@ -273,4 +273,4 @@ def test_an_index_that_names_pickles_needs_the_flag(tmp_path: Path, tokenizer: P
     index = {"metadata": {}, "weight_map": {"a": "part.bin"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
     with pytest.raises(EngineLoadError, match=r"part\.bin is not loaded"):
-        CausalLmEngine("tiny", tmp_path, TINY, THREADS).load()
+        CausalLmEngine(spec_of(tmp_path, TINY)).load()

@@ -24,13 +24,14 @@ from deploy.models.train_digits import build_network
 from fairlane.outcomes import Code
 from fairlane.records import ModelVersion, Parameters, RequestInput, TokenUsage
 from fairlane_server.models import load_models
-from inference_consumers.engines.classifier import ClassifierEngine
+from inference_consumers.engines.classifier import EXPORTED, TORCHSCRIPT, ClassifierEngine
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     Engine,
     EngineItem,
     EngineLimits,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     Outcomes,
@@ -39,7 +40,7 @@ from inference_consumers.engines.protocol import (
     run_batch,
 )
 from inference_consumers.engines.registry import create_engine
-from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
+from tests.kit.engine_specs import spec_of
 from tests.kit.vision_kit import describe, save_exported, save_script
 
 pytestmark = [pytest.mark.full, pytest.mark.model]
@@ -67,8 +68,10 @@ def engines(digits: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> d
     save_script(folder / digits.path, network, 10)
     scripted = replace(digits, engine=TORCHSCRIPT.engine)
     built = {
-        EXPORTED.engine: create_engine(digits, MODELS_DIR, THREADS, device="cpu"),
-        TORCHSCRIPT.engine: create_engine(scripted, folder, THREADS, device="cpu", allow_unsafe_weights=True),
+        EXPORTED.engine: create_engine(EngineSpec(digits, str(MODELS_DIR), THREADS, device="cpu")),
+        TORCHSCRIPT.engine: create_engine(
+            EngineSpec(scripted, str(folder), THREADS, device="cpu", allow_unsafe_weights=True)
+        ),
     }
     for engine in built.values():
         engine.load()
@@ -77,9 +80,7 @@ def engines(digits: ModelVersion, tmp_path_factory: pytest.TempPathFactory) -> d
 
 def tiny(folder: Path, network: nn.Module | None = None, labels: int = 2, **limits: int) -> ClassifierEngine:
     save_script(folder, network or Brightness(), labels)
-    return ClassifierEngine(
-        "tiny", folder, replace(LIMITS, **limits), THREADS, format_=TORCHSCRIPT, allow_unsafe_weights=True
-    )
+    return ClassifierEngine(spec_of(folder, replace(LIMITS, **limits), allow_unsafe_weights=True), TORCHSCRIPT)
 
 
 class Brightness(nn.Module):
@@ -188,7 +189,7 @@ class Colours(nn.Module):
 
 def test_a_model_of_three_colours_sees_them_raw_and_from_files(tmp_path: Path) -> None:
     save_exported(tmp_path, Colours(), ["red", "green", "blue"], channels=3)
-    engine = ClassifierEngine("colours", tmp_path, LIMITS, THREADS)
+    engine = ClassifierEngine(spec_of(tmp_path, LIMITS, "colours"))
     engine.load()
     shades = {"red": (200, 30, 40), "green": (20, 180, 10), "blue": (0, 60, 250)}
     raw = [classify(bytes(shade) * 64) for shade in shades.values()]
@@ -218,7 +219,7 @@ def test_a_number_of_channels_that_is_none_is_a_load_error(tmp_path: Path, chann
     save_exported(tmp_path, Colours(), ["red", "green", "blue"], channels=3)
     describe(tmp_path, ["red", "green", "blue"], channels=channels)
     with pytest.raises(EngineLoadError, match=r"model\.json: channels must be 1 \(grey\) or 3 \(RGB\), not"):
-        ClassifierEngine("colours", tmp_path, LIMITS, THREADS).load()
+        ClassifierEngine(spec_of(tmp_path, LIMITS, "colours")).load()
 
 
 class Impatient(Outcomes):
@@ -241,11 +242,11 @@ def test_a_large_batch_is_run_in_groups_between_which_it_can_be_cancelled(tmp_pa
     impatient = Impatient()
     assert engine.run(items, impatient) == RunCost(4, 4)
     assert [index for index in range(10) if isinstance(impatient.by_index[index], Success)] == [0, 1, 2, 3]
-    assert [impatient.by_index[index] for index in range(4, 10)] == [Cancelled(TokenUsage())] * 6
+    assert [impatient.by_index[index] for index in range(4, 10)] == [CancelledItem(TokenUsage())] * 6
 
     before = Outcomes(cancelled=(1,))
     engine.run([items[0], classify(bomb())], before)
-    assert before.by_index[1] == Cancelled(TokenUsage())
+    assert before.by_index[1] == CancelledItem(TokenUsage())
 
 
 def truncate(file: Path) -> None:
@@ -270,7 +271,7 @@ def truncate(file: Path) -> None:
             lambda folder: describe(folder, ["a", "b", "c"]),
             r"model\.pt gives logits \(1, 2\) .* model\.json has 3 labels",
         ),
-        (lambda folder: describe(folder, ["a", "a"]), r"model\.json: a label stands there twice"),
+        (lambda folder: describe(folder, ["a", "a"]), r"model\.json: a label is listed twice"),
         (lambda folder: describe(folder, []), r"model\.json: labels must be"),
         (lambda folder: describe(folder, ["a", "b"], 0), r"model\.json: height must be a whole number from 1, not 0"),
         (lambda folder: describe(folder, ["a", "b"], "8"), r"model\.json: height must be .* not '8'"),
@@ -311,14 +312,14 @@ def test_an_exported_program_for_one_picture_only_is_a_load_error(tmp_path: Path
     torch.export.save(program, tmp_path / EXPORTED.file)
     describe(tmp_path, ["dark", "bright"])
     with pytest.raises(EngineLoadError, match=r"model\.pt2 does not take pixels \(32, 1, 8, 8\)"):
-        ClassifierEngine("tiny", tmp_path, LIMITS, THREADS).load()
+        ClassifierEngine(spec_of(tmp_path, LIMITS)).load()
     truncate(tmp_path / EXPORTED.file)
     with pytest.raises(EngineLoadError, match=r"model\.pt2 cannot be loaded"):
-        ClassifierEngine("tiny", tmp_path, LIMITS, THREADS).load()
+        ClassifierEngine(spec_of(tmp_path, LIMITS)).load()
 
 
 @pytest.mark.parametrize("asked", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
 def test_the_numbers_of_a_program_cannot_be_changed(digits: ModelVersion, asked: dict[str, str]) -> None:
     [name] = asked
     with pytest.raises(EngineLoadError, match=f"digits: {name}: torch-classifier runs a program as it was saved"):
-        create_engine(replace(digits, **asked), MODELS_DIR, THREADS)  # type: ignore[arg-type] # strings, both
+        create_engine(EngineSpec(replace(digits, **asked), str(MODELS_DIR), THREADS))  # type: ignore[arg-type] # strings, both

@@ -19,13 +19,14 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, RequestInput, TokenUsage
 from fairlane_server.models import load_models
-from inference_consumers.engines import memory
+from inference_consumers.engines import model_folder
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     EngineGoneError,
     EngineItem,
     EngineLimits,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     Outcomes,
@@ -36,6 +37,7 @@ from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vllm_engine import VllmEngine
 from tests.integration import test_engines as behaviour
 from tests.kit.engine_kit import FARES, MODELS_DIR, PROJECT, THREADS, save_tiny_model, text_of
+from tests.kit.engine_specs import spec_of
 from tests.kit.waiting import eventually
 
 PATIENCE_S = 60.0
@@ -84,9 +86,9 @@ def engines(
     [broken_token] = tokenizer(" sea").input_ids
     # vLLM's attention on a CPU knows no smaller heads.
     save_tiny_model(folder, tokenizer, broken_token=broken_token, head_dim=32)
-    shipped = create_engine(model, MODELS_DIR, THREADS)
+    shipped = create_engine(EngineSpec(model, str(MODELS_DIR), THREADS))
     assert isinstance(shipped, VllmEngine)
-    failing = VllmEngine("failing", folder, EngineLimits(4, 256, 64, 8), 1)
+    failing = VllmEngine(spec_of(folder, EngineLimits(4, 256, 64, 8), "failing", threads=1))
     # Most of the time of both is imports in processes of their own.
     with ThreadPoolExecutor() as pool:
         list(pool.map(VllmEngine.load, (shipped, failing)))
@@ -211,7 +213,7 @@ def test_an_item_that_joins_later_and_is_short_leaves_first(engine: VllmEngine) 
     assert all(isinstance(outcome, Success) for outcome in short.results())
     assert not long.is_done()
     engine.cancel(["long"])
-    assert isinstance(long.results()[0], Cancelled)
+    assert isinstance(long.results()[0], CancelledItem)
 
 
 def test_the_texts_of_an_item_that_streams_are_its_text(engine: VllmEngine) -> None:
@@ -235,23 +237,23 @@ def test_what_is_cancelled_stops_and_costs_what_it_took(engine: VllmEngine) -> N
     waiting = Joined(engine, chat(STORY, 400, "waiting"), chat(FRANCE, 3, "stays"))
     engine.cancel(["waiting", "running-0", "running-1", "nobody"])
     cancelled, stays = waiting.results()
-    assert cancelled == Cancelled(TokenUsage(prompt_tokens=38))
+    assert cancelled == CancelledItem(TokenUsage(prompt_tokens=38))
     assert isinstance(stays, Success)
     # The others are stopped by their observer.
     running.cancelled.update({2, 3})
     stopped = running.results()
     for outcome in stopped:
-        assert isinstance(outcome, Cancelled)
+        assert isinstance(outcome, CancelledItem)
         assert outcome.usage.prompt_tokens == 38
         assert outcome.usage.completion_tokens < 400
-    assert isinstance(stopped[0], Cancelled)
+    assert isinstance(stopped[0], CancelledItem)
     assert stopped[0].usage.completion_tokens > 0
 
 
 def test_an_item_that_is_cancelled_before_it_joins_never_runs(engine: VllmEngine) -> None:
     outcomes = Outcomes(cancelled=[0])
     engine.run([chat(STORY, 400), chat("Hello", 1)], outcomes)
-    assert outcomes.by_index[0] == Cancelled(TokenUsage())
+    assert outcomes.by_index[0] == CancelledItem(TokenUsage())
     assert isinstance(outcomes.by_index[1], Success)
 
 
@@ -273,17 +275,17 @@ def test_an_architecture_that_vllm_does_not_know_is_a_load_error(model: ModelVer
     (folder / "config.json").unlink()
     (folder / "config.json").write_text('{"architectures": ["NobodyForCausalLM"], "model_type": "llama"}')
     with pytest.raises(EngineLoadError, match=f"(?s){model.model}: {folder} cannot be loaded: .*NobodyForCausalLM"):
-        create_engine(model, tmp_path, THREADS).load()
+        create_engine(EngineSpec(model, str(tmp_path), THREADS)).load()
 
 
 def test_what_this_build_or_this_machine_cannot_serve_is_a_load_error(
     model: ModelVersion, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(EngineLoadError, match=f"{model.model}: this build of vLLM runs on cpu, not on cuda"):
-        create_engine(model, MODELS_DIR, THREADS, device="cuda").load()
-    monkeypatch.setattr(memory, "main_memory_bytes", lambda: 1 << 20)
+        create_engine(EngineSpec(model, str(MODELS_DIR), THREADS, device="cuda")).load()
+    monkeypatch.setattr(model_folder, "main_memory_bytes", lambda: 1 << 20)
     with pytest.raises(EngineLoadError, match=f"{model.model}: .*the weights need 0.50 GiB of memory"):
-        create_engine(model, MODELS_DIR, THREADS).load()
+        create_engine(EngineSpec(model, str(MODELS_DIR), THREADS)).load()
 
 
 def test_a_value_that_is_not_a_number_fails_its_item_only(engines: dict[str, VllmEngine]) -> None:

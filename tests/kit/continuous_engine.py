@@ -5,8 +5,8 @@ import threading
 from collections.abc import Callable, Collection, Sequence
 from unittest import mock
 
-from inference_consumers.engine_process import __main__ as service
 from inference_consumers.engine_process.child import main
+from inference_consumers.engines import registry
 from inference_consumers.engines.protocol import EngineItem, RunObserver
 from inference_consumers.engines.simulated import SimulatedEngine
 
@@ -37,4 +37,4 @@ class ContinuousSimulatedEngine(SimulatedEngine):
 
 if __name__ == "__main__":
     with mock.patch("inference_consumers.engines.registry.SimulatedEngine", ContinuousSimulatedEngine):
-        sys.exit(main(service.create))
+        sys.exit(main(registry.create_engine))

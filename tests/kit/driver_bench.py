@@ -7,12 +7,13 @@ from typing import Any
 from fairlane.records import Output, Parameters, TokenUsage
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.settlement import Settlement
-from inference_consumers.batching.micro_batch import BatchLimits, MicroBatcher
+from inference_consumers.batching.batch_size import BatchLimits
+from inference_consumers.batching.micro_batch import MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.batching.waiting_work import Waiting
+from inference_consumers.batching.waiting_work import WaitingWork
 from inference_consumers.driver import EngineDriver
 from inference_consumers.engine_process.failures import EndKind, EngineEnd
-from inference_consumers.engine_process.messages import Ended, Finished, Loaded, Step, Text
+from inference_consumers.engine_process.messages import Finished, Loaded, RunEnded, RunStep, Text
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome, Problem, Success
@@ -94,7 +95,7 @@ class DriverBench:
         loop: Any = self.transactions
         chunks: Any = self.chunks
         self.driver = EngineDriver(
-            waiting=Waiting(MicroBatcher(BatchLimits(max_items=max_items, max_tokens=max_tokens, timeout_ms=0))),
+            waiting=WaitingWork(MicroBatcher(BatchLimits(max_items=max_items, max_tokens=max_tokens, timeout_ms=0))),
             engines=EngineStates({MODEL: EngineState(self.host, max_items, max_tokens)}),
             transactions=loop,
             settler=ResultWriter(AnswerWriter(codec, "consumer-1")),
@@ -127,12 +128,12 @@ class DriverBench:
         return self.host.given[-1][0]
 
     def tell(self, outcomes: dict[int, ItemOutcome], texts: Sequence[tuple[int, str]] = (), run_id: int = 0) -> None:
-        finished = tuple(Finished.of(index, outcome) for index, outcome in outcomes.items())
-        step = Step(run_id or self.run_id, tuple(Text(index, delta) for index, delta in texts), finished)
+        finished = tuple(Finished(index, outcome) for index, outcome in outcomes.items())
+        step = RunStep(run_id or self.run_id, tuple(Text(index, delta) for index, delta in texts), finished)
         self.driver.engine_stepped(self.host, step)
 
     def end(self, problem: Problem | None = None, run_id: int = 0, seconds: float = 0.1) -> None:
-        self.driver.engine_ended(self.host, Ended(run_id or self.run_id, seconds, problem=problem))
+        self.driver.engine_ended(self.host, RunEnded(run_id or self.run_id, seconds, problem=problem))
 
     def die(self, end: EngineEnd = CRASHED) -> None:
         self.driver.engine_died(self.host, end)

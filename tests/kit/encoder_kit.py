@@ -17,8 +17,9 @@ from transformers import (
 
 from deploy.models.prepare import prepare, recipes
 from fairlane.records import Parameters, RequestInput
-from inference_consumers.engines.embedding import EmbeddingEngine
+from inference_consumers.engines.encoders import EmbeddingEngine
 from inference_consumers.engines.protocol import Engine, EngineItem, EngineLimits, ItemOutcome, Success
+from tests.kit.engine_specs import spec_of
 
 PROJECT = Path(__file__).parents[2]
 MODELS_DIR = PROJECT / ".fairlane/models"
@@ -78,10 +79,8 @@ def save(folder: Path, network: Network, tokenizer: PreTrainedTokenizerBase) -> 
     return network
 
 
-def loaded(
-    folder: Path, limits: EngineLimits = TINY, *, int8: bool = False, dtype: torch.dtype = torch.float32
-) -> Engine:
-    engine = EmbeddingEngine("tiny", folder, limits, THREADS, int8=int8, dtype=dtype)
+def loaded(folder: Path, limits: EngineLimits = TINY, *, int8: bool = False, dtype: str | None = None) -> Engine:
+    engine = EmbeddingEngine(spec_of(folder, limits, quantization="int8" if int8 else None, dtype=dtype))
     engine.load()
     return engine
 

@@ -17,6 +17,7 @@ from inference_consumers.engines.causal_lm import CausalLmEngine
 from inference_consumers.engines.generated_text import REPLACEMENT
 from inference_consumers.engines.protocol import EngineItem, EngineLimits, Failure, ItemOutcome, Outcomes, Success
 from tests.kit.encoder_kit import Network, embed, rank, save
+from tests.kit.engine_specs import spec_of
 
 PROJECT = Path(__file__).parents[2]
 MODELS_DIR = PROJECT / ".fairlane/models"
@@ -289,7 +290,7 @@ def save_parrot(folder: Path, tokenizer: PreTrainedTokenizerBase, answers: dict[
 
 
 def load_tiny(folder: Path) -> CausalLmEngine:
-    engine = CausalLmEngine("tiny", folder, TINY, THREADS)
+    engine = CausalLmEngine(spec_of(folder, TINY))
     engine.load()
     return engine
 

@@ -6,8 +6,10 @@ from itertools import count
 from fairlane.outcomes import Priority
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, WorkItem
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.length_buckets import Shape
-from inference_consumers.batching.micro_batch import BatchLimits, MicroBatch, MicroBatcher
+from inference_consumers.batching.micro_batch import MicroBatch, MicroBatcher
+from inference_consumers.batching.priority_pick import _STRIDES as STRIDES
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 
 LIMITS = BatchLimits(max_items=4, max_tokens=100, timeout_ms=20)
@@ -78,3 +80,17 @@ def shape_of(items: Iterable[ReceivedWork]) -> Shape:
     for item in items:
         shape = shape.plus(item)
     return shape
+
+
+def longest_wait(priority: str, *, has_jumped: bool = False, others_jump: bool = True) -> int:
+    """How many turns others can have, at most, between the moment from which a priority has something in every choice
+    and its next turn. For low: 13, with jumps of the others 15, and 26 after a jump of its own.
+
+    Let s be its stride and v virtual time when the wait begins. Its tag is at most v + s, or v + 2 s after a jump, and
+    virtual time does not pass it. Another priority of stride t takes its turns at tags that are at least v, at least t
+    apart, and no later than that tag, or, for a jump, than t after it. Both ends count: of a span x that is at most
+    floor(x / t) + 1 turns.
+    """
+    span = STRIDES[priority] * (2 if has_jumped else 1)
+    others = (stride for other, stride in STRIDES.items() if other != priority)
+    return sum((span + (stride if others_jump else 0)) // stride + 1 for stride in others)

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from unittest import mock
 
-from inference_consumers.engine_process import __main__ as service
 from inference_consumers.engine_process.child import main
+from inference_consumers.engines import registry
 from inference_consumers.engines.protocol import EngineItem, RunCost, RunObserver, TransientEngineError
 from inference_consumers.engines.simulated import SimulatedEngine
 
@@ -68,4 +68,4 @@ if __name__ == "__main__":
         mock.patch("inference_consumers.engines.registry.SimulatedEngine", TroubledEngine),
         mock.patch("inference_consumers.engines.simulated._WORDS", words),
     ):
-        sys.exit(main(service.create))
+        sys.exit(main(registry.create_engine))

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from inference_consumers.engines.vision_programs import EXPORTED, TORCHSCRIPT
+from inference_consumers.engines.classifier import EXPORTED, TORCHSCRIPT
 
 
 def save_script(folder: Path, network: nn.Module, labels: int, *, side: int = 8) -> None:

@@ -28,7 +28,7 @@ from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, load_trace
 from fairlane.records import ModelVersion, Output, TokenUsage
 from fairlane_server.models import load_models
-from inference_consumers.batching.micro_batch import BatchLimits
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.engines.protocol import EngineItem, EngineLimits, RunCost, RunObserver, Success
 
 COUNT = 48

@@ -36,7 +36,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
-from inference_consumers.engines.simulated import SimulatedCost
+from inference_consumers.engines.protocol import SimulatedCost
 
 _SUBMITTED_MS = 1_000
 _WAITING = Observed("id", "a", 500, _SUBMITTED_MS)
@@ -89,7 +89,7 @@ def test_a_batch_takes_its_cost_at_the_declared_speed() -> None:
     cost = SimulatedCost(float(env["SIMULATED_PREFILL_TOKENS_PER_S"]), float(env["SIMULATED_DECODE_TOKENS_PER_S"]))
 
     assert len(services) == 2
-    assert cost.seconds(100, 50) == pytest.approx((100 + 2 * 50) / 5_000)
+    assert cost.prefill_seconds(100) + 50 / cost.decode_tokens_per_s == pytest.approx((100 + 2 * 50) / 5_000)
     assert pool.requests_per_s(500) == 20
     assert [service.env["FAIRNESS_POLICY"] for service in dispatchers("vtc", 2)] == ["vtc", "vtc"]
 

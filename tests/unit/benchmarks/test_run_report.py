@@ -7,8 +7,8 @@ import msgspec
 from fairlane.outcomes import Code
 from fairlane.records import Output, TokenUsage
 from inference_consumers.engine_process.child import RunReport
-from inference_consumers.engine_process.messages import Ended, FromEngine, Step, Text
-from inference_consumers.engines.protocol import Cancelled, Failure, Problem, RunCost, Success
+from inference_consumers.engine_process.messages import FromEngine, RunEnded, RunStep, Text
+from inference_consumers.engines.protocol import CancelledItem, Failure, Problem, RunCost, Success
 
 
 class Sent:
@@ -38,22 +38,22 @@ def test_a_continuous_run_ends_with_the_step_after_its_last_outcome_and_sums_wha
     run.finished(2, Failure(Code.ENGINE_ERROR, "no"))
     run.step()
     assert not sent.ended
-    run.finished(1, Cancelled(TokenUsage(4, 2)))
+    run.finished(1, CancelledItem(TokenUsage(4, 2)))
     run.step()
     run.step()
     first, second, ended = sent.messages
-    assert isinstance(first, Step)
-    assert isinstance(second, Step)
+    assert isinstance(first, RunStep)
+    assert isinstance(second, RunStep)
     assert first.texts == (Text(0, "a"),)
     assert [[one.index for one in step.finished] for step in (first, second)] == [[0, 2], [1]]
-    assert ended == Ended(7, 0.0, useful_tokens=13, computed_tokens=13)
+    assert ended == RunEnded(7, 0.0, useful_tokens=13, computed_tokens=13)
     assert sent.ended == [7]
 
 
 def test_a_continuous_run_of_nothing_ends_with_its_first_step() -> None:
     sent = Sent()
     report(sent, 0).step()
-    assert sent.messages == [Ended(7, 0.0)]
+    assert sent.messages == [RunEnded(7, 0.0)]
     assert sent.ended == [7]
 
 
@@ -64,7 +64,7 @@ def test_another_run_ends_when_it_is_told_to_and_counts_as_it_says() -> None:
     run.step()
     assert not sent.ended
     run.end(RunCost(useful_tokens=15, computed_tokens=20))
-    assert sent.messages[-1] == Ended(7, 0.0, useful_tokens=15, computed_tokens=20)
+    assert sent.messages[-1] == RunEnded(7, 0.0, useful_tokens=15, computed_tokens=20)
     assert sent.ended == [7]
 
 
@@ -74,7 +74,7 @@ def test_an_end_without_every_outcome_is_a_problem_and_an_answer_that_is_no_text
     run.finished(0, Success(Output(text="\ud800"), TokenUsage(1, 1)))
     run.end(RunCost())
     step, ended = sent.messages
-    assert isinstance(step, Step)
-    assert step.finished[0].failure == Failure(Code.ENGINE_ERROR, "the answer is not valid Unicode")
-    assert ended == Ended(7, 0.0, problem=Problem("MissingOutcome"))
+    assert isinstance(step, RunStep)
+    assert step.finished[0].outcome == Failure(Code.ENGINE_ERROR, "the answer is not valid Unicode")
+    assert ended == RunEnded(7, 0.0, problem=Problem("MissingOutcome"))
     assert msgspec.msgpack.encode(ended)

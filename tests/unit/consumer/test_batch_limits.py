@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.batching.limits import FULL_RUNS_BEFORE_MORE, BatchLimits, SafeSize
+from inference_consumers.batching.batch_size import FULL_RUNS_BEFORE_MORE, BatchLimits, SafeSize
 
 LIMITS = BatchLimits(max_items=32, max_tokens=8_192, timeout_ms=20)
 

@@ -6,7 +6,7 @@ from random import Random
 
 import pytest
 
-from inference_consumers.batching.size import NEAR_BEST, BatchSize, rung_of
+from inference_consumers.batching.batch_size import NEAR_BEST, BatchSizeTuner, rung_of
 
 MOST = 32
 TOKENS = 100
@@ -36,7 +36,7 @@ class Load:
     """Batches of an engine, one after another, with so much waiting each time."""
 
     def __init__(self, noise: float = 0.0, seed: int = 0, waiting: int = 1_000, room: int = MOST) -> None:
-        self.size, self.waiting, self.room = BatchSize(), waiting, room
+        self.size, self.waiting, self.room = BatchSizeTuner(), waiting, room
         self._noise, self._random = noise, Random(seed)
 
     def run(self, engine: Engine, batches: int) -> list[int]:
@@ -162,11 +162,11 @@ def test_a_lower_bound_is_kept() -> None:
     load = Load()
     load.run(ENGINES["base is most of it"], 60)
     assert load.size.wanted(1_000, 5) <= 5
-    assert BatchSize().wanted(1_000, 24) == 24
+    assert BatchSizeTuner().wanted(1_000, 24) == 24
 
 
 def test_a_run_without_items_says_nothing() -> None:
-    size = BatchSize()
+    size = BatchSizeTuner()
     size.ran(0, 0, 1.0, MOST)
     size.ran(3, 0, 1.0, MOST)
     assert size.wanted(1_000, MOST) == MOST

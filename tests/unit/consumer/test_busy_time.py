@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 from prometheus_client import REGISTRY
 
-from inference_consumers.capacity.busy_time import BusyTime
+from inference_consumers.capacity.measurement import BusyTime
 from tests.kit.driver_bench import OK, DriverBench, named
 from tests.kit.micro_batch_kit import MODEL, SMALL_MODEL
 from tests.kit.stuck_engine import Stuck

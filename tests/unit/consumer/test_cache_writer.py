@@ -16,7 +16,7 @@ from fairlane.records import ConversationTurn, HistoryUse, InferenceReply, Messa
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import MOST_ENTRY_BYTES, unseal
 from fairlane_server.caching.responses import decode_answer, response_key
-from inference_consumers.results.cache_writer import CacheWriter, CacheWriterLimits, cache_writer_for, entry_of
+from inference_consumers.results.cache_writer import CacheWriter, cache_writer_for, entry_of
 from tests.kit.cache_kit import MODEL_VERSION, reply, request, work
 from tests.kit.waiting import eventually
 
@@ -79,9 +79,9 @@ class Time:
         return self.ms
 
 
-def make(redis: FakeRedis, limits: CacheWriterLimits | None = None, time: Time | None = None) -> CacheWriter:
+def make(redis: FakeRedis, time: Time | None = None, **limits: Any) -> CacheWriter:
     part: Any = redis
-    return CacheWriter(part, 300, limits or CacheWriterLimits(), (time or Time()).now, chance=lambda: 0.5)
+    return CacheWriter(part, 300, (time or Time()).now, lambda: 0.5, **limits)
 
 
 def counted(result: str) -> float:
@@ -164,7 +164,7 @@ def test_an_answer_that_cannot_be_written_down_fails_nothing() -> None:
 
 def test_answers_that_come_together_are_written_together_up_to_a_bound() -> None:
     redis = FakeRedis()
-    kept = make(redis, CacheWriterLimits(batch_entries=4, batch_bytes=10_000))
+    kept = make(redis, batch_entries=4, batch_bytes=10_000)
     for number in range(6):
         kept.keep(*numbered(number))
     for number in range(6, 9):
@@ -175,11 +175,11 @@ def test_answers_that_come_together_are_written_together_up_to_a_bound() -> None
     assert len(redis.stored) == 9
 
 
-@pytest.mark.parametrize("limits", [CacheWriterLimits(max_entries=3), CacheWriterLimits(max_bytes=35_000)])
-def test_a_redis_that_hangs_holds_nobody_up_and_what_finds_no_place_is_dropped(limits: CacheWriterLimits) -> None:
+@pytest.mark.parametrize("limits", [{"max_entries": 3}, {"max_bytes": 35_000}])
+def test_a_redis_that_hangs_holds_nobody_up_and_what_finds_no_place_is_dropped(limits: dict[str, Any]) -> None:
     redis, before = FakeRedis(), (counted("dropped"), counted("stored"))
     redis.open.clear()
-    kept = make(redis, limits)
+    kept = make(redis, **limits)
     kept.start()
     kept.keep(*numbered(0, "x" * 10_000))
     assert redis.entered.wait(10)
@@ -196,7 +196,7 @@ def test_a_redis_that_hangs_holds_nobody_up_and_what_finds_no_place_is_dropped(l
 def test_closing_waits_so_long_and_no_longer() -> None:
     redis, before = FakeRedis(), counted("dropped")
     redis.open.clear()
-    kept = make(redis, CacheWriterLimits(batch_entries=1))
+    kept = make(redis, batch_entries=1)
     kept.start()
     for number in range(3):
         kept.keep(*numbered(number))
@@ -215,7 +215,7 @@ def test_a_redis_that_keeps_nothing_is_left_alone_for_a_while(trouble: str) -> N
     redis, time, before = FakeRedis(), Time(), (counted("unavailable"), counted("stored"))
     redis.error = {"late": RedisTimeoutError("late"), "broken library": RuntimeError("unforeseen")}.get(trouble)
     redis.refuses = trouble == "refuses"
-    kept = make(redis, CacheWriterLimits(batch_entries=1), time)
+    kept = make(redis, time, batch_entries=1)
     kept.start()
 
     def keep(numbers: range) -> None:

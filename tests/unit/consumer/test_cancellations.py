@@ -14,7 +14,7 @@ from fairlane.records import Cancellation, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.feeds import FeedUnavailableError
-from inference_consumers.cancellation.cancellations import KNOWN_FOR_MS, CancellationFeed, Cancellations
+from inference_consumers.cancellations import KNOWN_FOR_MS, CancellationFeed, Cancellations
 from tests.kit.late_schemas import LateSchemas, late
 from tests.kit.waiting import eventually
 

@@ -14,7 +14,7 @@ from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
-from inference_consumers.engines.protocol import Cancelled, EngineGoneError, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engines.protocol import CancelledItem, EngineGoneError, Failure, ItemOutcome, Problem, Success
 from inference_consumers.results.chunk_writer import StreamedText, chunk_of
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.retries import MAX_ENDS
@@ -290,7 +290,7 @@ def test_what_was_cancelled_while_it_ran_is_answered_so_and_its_cost_is_booked()
     bench = DriverBench()
     bench.add(named("a"))
     bench.start()
-    bench.tell({0: Cancelled(TokenUsage(prompt_tokens=9, completion_tokens=4))})
+    bench.tell({0: CancelledItem(TokenUsage(prompt_tokens=9, completion_tokens=4))})
     bench.end()
     assert outcomes(bench) == {"a": (Outcome.CANCELLED, None)}
     (usage,) = bench.written(names.LEDGER_USAGE)

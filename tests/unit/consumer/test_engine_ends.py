@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of, oom_kills
-from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
+from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of
+from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped, oom_kills
 from tests.kit.waiting import eventually
 
 

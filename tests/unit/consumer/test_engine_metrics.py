@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from inference_consumers.engine_process.vllm_metrics import EngineMetrics
+from inference_consumers.engine_process.host import EngineMetrics
 
 SAID = """# HELP vllm:num_requests_running Number of requests in model execution batches.
 # TYPE vllm:num_requests_running gauge

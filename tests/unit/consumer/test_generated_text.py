@@ -7,7 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import FinishReason
-from inference_consumers.engines.generated_text import REPLACEMENT, Detokenizer, GeneratedText, StopStrings, fault_of
+from fairlane.records import Output, TokenUsage
+from inference_consumers.engines.generated_text import (
+    REPLACEMENT,
+    Detokenizer,
+    GeneratedText,
+    StopStrings,
+    outcome_of_text,
+)
+from inference_consumers.engines.protocol import Failure, Success
 
 # A vocabulary as byte-level tokenizers have: every byte, some words, halves of characters, and a control token.
 WORDS = (" the", "ab", "abc", "bc", " ", "é", "日本", "\N{GRINNING FACE}", REPLACEMENT)
@@ -159,10 +167,15 @@ def test_a_stop_string_across_tokens_is_held_and_let_go_when_it_does_not_come() 
 def test_what_is_empty_or_no_text_is_no_answer(
     text: str, tokens: int, reason: FinishReason, may_be_empty: bool, fault: str | None
 ) -> None:
-    found = fault_of(text, tokens, reason, may_be_empty=may_be_empty, may_be_broken=lambda: False)
-    assert (found is None) if fault is None else (found is not None and fault in found)
+    found = outcome_of_text(text, TokenUsage(2, tokens), reason, None, may_be_empty, lambda: False)
+    if fault is None:
+        assert found == Success(Output(text=text), TokenUsage(2, tokens), reason)
+    else:
+        assert isinstance(found, Failure)
+        assert fault in found.message
 
 
 def test_a_replacement_character_of_the_prompt_may_be_repeated() -> None:
-    assert fault_of(REPLACEMENT, 2, FinishReason.STOP, may_be_empty=False, may_be_broken=lambda: True) is None
-    assert fault_of("", 2, FinishReason.STOP, may_be_empty=False, may_be_broken=lambda: True) is not None
+    usage = TokenUsage(2, 2)
+    found = [outcome_of_text(text, usage, FinishReason.STOP, None, False, lambda: True) for text in (REPLACEMENT, "")]
+    assert list(map(type, found)) == [Success, Failure]

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.trace import RequestSize, TraceSampler, load_trace
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.length_buckets import MAX_PADDING, Cell, PaddingRecord, Shape, cell_of, output_tokens
-from inference_consumers.batching.limits import BatchLimits
 from inference_consumers.batching.micro_batch import MicroBatcher
 from tests.kit.micro_batch_kit import MODEL, shape_of, sized, taken, work
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.batching.limits import FULL_RUNS_BEFORE_MORE, BatchLimits
+from inference_consumers.batching.batch_size import FULL_RUNS_BEFORE_MORE, BatchLimits
 from inference_consumers.batching.micro_batch import MicroBatcher
-from inference_consumers.batching.priority_pick import longest_wait
-from tests.kit.micro_batch_kit import MODEL, PRIORITIES, SMALL_MODEL, batcher, sized, taken, work
+from tests.kit.micro_batch_kit import MODEL, PRIORITIES, SMALL_MODEL, batcher, longest_wait, sized, taken, work
 
 
 def test_a_batch_waits_for_more_until_its_time_bound() -> None:
@@ -113,7 +112,7 @@ def test_an_answer_that_changes_while_it_is_asked_loses_nothing() -> None:
     """Another thread may revoke a partition between two questions."""
     made = batcher(work(), work(), work())
     answers = iter([True, True, False])
-    assert made.discard_stale(lambda _claim: next(answers, False)) == 1
+    assert len(made.take(lambda _work: not next(answers, False))) == 1
     assert len(made) == 2
     assert len(taken(made.next_batch(0, idle=True))) == 2
 

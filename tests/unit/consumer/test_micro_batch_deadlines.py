@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.batching.limits import BatchLimits
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.micro_batch import MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
 from tests.kit.micro_batch_kit import MODEL, SMALL_MODEL, batcher, taken, work

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from inference_consumers.batching.length_buckets import MAX_PADDING
-from inference_consumers.batching.micro_batch import PRIORITY_WEIGHTS, MicroBatch
+from inference_consumers.batching.micro_batch import MicroBatch
+from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from tests.kit.micro_batch_kit import MODEL, PRIORITIES, SMALL_MODEL, batcher, shape_of, work
 
@@ -136,7 +137,7 @@ class BatcherModel(RuleBasedStateMachine):
     @rule(partition=st.integers(0, 2))
     def lose(self, partition: int) -> None:
         stale = [one for one in self.waiting if one.claim.partition.partition == partition]
-        assert self.batcher.discard_stale(lambda claim: claim.partition.partition != partition) == len(stale)
+        assert len(self.batcher.take(lambda work: work.claim.partition.partition == partition)) == len(stale)
         self.remove(stale)
 
     def alive(self, models: Iterable[ModelKey]) -> list[ReceivedWork]:

@@ -13,7 +13,8 @@ from inference_consumers.engines.prompts import (
     PassagesTemplate,
     read_passages_template,
 )
-from inference_consumers.engines.protocol import EngineLoadError
+from inference_consumers.engines.protocol import EngineLimits, EngineLoadError
+from tests.kit.engine_specs import spec_of
 
 MARKER = re.compile(r"</?passages?\b")
 FORGED = (
@@ -118,17 +119,19 @@ def test_a_template_says_what_stands_around_them_and_is_used_once() -> None:
     ],
 )
 def test_a_wrong_template_is_refused_when_the_model_is_loaded(tmp_path: Path, template: str, message: str) -> None:
+    small = spec_of(tmp_path, EngineLimits(1, 1, 1, 1), "small")
     path = tmp_path / "passages_template.txt"
     path.write_text(template, encoding="utf-8")
     with pytest.raises(EngineLoadError, match=message) as caught:
-        read_passages_template("small", tmp_path)
+        read_passages_template(small)
     assert str(caught.value).startswith(f"small: {path}: ")
 
 
 def test_a_folder_may_have_a_template(tmp_path: Path) -> None:
-    assert read_passages_template("small", tmp_path) == PassagesTemplate()
+    small = spec_of(tmp_path, EngineLimits(1, 1, 1, 1), "small")
+    assert read_passages_template(small) == PassagesTemplate()
     (tmp_path / "passages_template.txt").write_text("Facts: {passages}\n", encoding="utf-8")
-    assert read_passages_template("small", tmp_path) == PassagesTemplate("Facts: {passages}")
+    assert read_passages_template(small) == PassagesTemplate("Facts: {passages}")
     (tmp_path / "passages_template.txt").write_bytes(b"\xff{passages}")
     with pytest.raises(EngineLoadError, match="codec can't decode"):
-        read_passages_template("small", tmp_path)
+        read_passages_template(small)

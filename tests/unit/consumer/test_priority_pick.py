@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS, PriorityPick, longest_wait
+from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS, PriorityPick
+from tests.kit.micro_batch_kit import longest_wait
 
 PRIORITIES = tuple(PRIORITY_WEIGHTS)
 

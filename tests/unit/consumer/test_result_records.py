@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from fairlane import cloud_events, headers, names
 from fairlane.kafka_config import MAX_MESSAGE_BYTES
@@ -24,7 +25,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.transactions import Settlement
-from inference_consumers.batching.micro_batch import ReceivedWork
+from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun
 from inference_consumers.results.retries import requeued_item
@@ -123,7 +124,9 @@ def test_poison_is_kept_as_it_was_read() -> None:
 
 
 def test_an_answer_too_long_for_the_log_is_a_failure() -> None:
-    reply, usage = reply_and_usage(answered(WORK, replace(OK, output=Output(text="x" * MAX_MESSAGE_BYTES)), RUN))
+    reply, usage = reply_and_usage(
+        answered(WORK, structs.replace(OK, output=Output(text="x" * MAX_MESSAGE_BYTES)), RUN)
+    )
     assert (reply.outcome, reply.code) == (Outcome.FAILED, Code.ENGINE_ERROR)
     assert "bytes" in (reply.message or "")
     assert usage.outcome == Outcome.FAILED
@@ -170,7 +173,7 @@ def test_no_turn_without_a_conversation_an_answer_or_a_word() -> None:
 def test_a_turn_that_makes_the_reply_too_large_is_left_out() -> None:
     """Rather a conversation with a gap than no answer."""
     work = conversing(RequestInput(prompt="x" * (MAX_MESSAGE_BYTES // 2)))
-    long = replace(OK, output=Output(text="y" * (MAX_MESSAGE_BYTES // 2)))
+    long = structs.replace(OK, output=Output(text="y" * (MAX_MESSAGE_BYTES // 2)))
     made = WRITER.answered(work, long, RUN)
     reply, usage = reply_and_usage(made.settlement)
     assert (reply.outcome, usage.outcome, reply.output, reply.turn) == ("ok", "ok", long.output, None)

@@ -17,7 +17,7 @@ from inference_consumers.results.retries import (
     MAX_ENDS,
     MAX_TRIES,
     Again,
-    RetryQueue,
+    PendingRetries,
     Verdict,
     after_death,
     after_failure,
@@ -309,7 +309,7 @@ MODEL = named("any").model_key
 
 
 def test_the_queue_gives_what_is_due_oldest_first_and_what_is_alone_to_an_idle_engine() -> None:
-    queue = RetryQueue()
+    queue = PendingRetries()
     first, second, alone = (Again((named(name),)) for name in ("first", "second", "alone"))
     queue.add([replace(first, not_before_ms=200), second, replace(alone, alone=True)])
     assert len(queue) == 3
@@ -324,7 +324,7 @@ def test_the_queue_gives_what_is_due_oldest_first_and_what_is_alone_to_an_idle_e
 
 
 def test_what_is_taken_from_the_queue_does_not_run() -> None:
-    queue = RetryQueue()
+    queue = PendingRetries()
     queue.add([Again(tuple(items(3, tokens=10)))])
     assert queue.cost_tokens == 30
     assert [work.request_id for work in queue.take(lambda work: work.request_id == "id-1")] == ["id-1"]

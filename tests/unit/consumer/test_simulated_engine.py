@@ -13,19 +13,21 @@ from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
 from fairlane_server.models import load_models
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     EngineItem,
     EngineLimits,
     EngineLoadError,
+    EngineSpec,
     Failure,
     ItemOutcome,
     Outcomes,
     RunCost,
+    SimulatedCost,
     Success,
     run_batch,
 )
-from inference_consumers.engines.registry import create_engine, limits_of
-from inference_consumers.engines.simulated import FREE, SimulatedCost, SimulatedEngine
+from inference_consumers.engines.registry import create_engine
+from inference_consumers.engines.simulated import SimulatedEngine
 
 PROJECT = Path(__file__).parents[3]
 LIMITS = EngineLimits(max_batch_size=32, max_batch_tokens=4096, max_context_tokens=100, max_output_tokens=50)
@@ -74,8 +76,8 @@ class Watcher(Outcomes):
         return self._time.seconds >= self._cancel_at.get(index, math.inf)
 
 
-def engine(time: Time, cost: SimulatedCost = FREE, **options: int) -> SimulatedEngine:
-    return SimulatedEngine(LIMITS, cost, time.sleep, now=time.now, **options)
+def engine(time: Time, cost: SimulatedCost | None = None) -> SimulatedEngine:
+    return SimulatedEngine(LIMITS, cost or SimulatedCost(), time.sleep, now=time.now)
 
 
 def generate(prompt: str = "x" * 40, parameters: Parameters | None = None) -> EngineItem:
@@ -162,9 +164,9 @@ def test_a_cancelled_item_ends_at_once_and_its_time_is_not_spent() -> None:
     items = [generate(parameters=Parameters(max_tokens=10, stream=True)) for _ in range(4)]
     cost = SimulatedCost(prefill_tokens_per_s=100, decode_tokens_per_s=10)
     engine(time, cost).run(items, watcher)
-    assert watcher.by_index[0] == Cancelled(TokenUsage())
-    assert watcher.by_index[1] == Cancelled(TokenUsage(prompt_tokens=10, completion_tokens=0))
-    assert watcher.by_index[2] == Cancelled(TokenUsage(prompt_tokens=10, completion_tokens=1))
+    assert watcher.by_index[0] == CancelledItem(TokenUsage())
+    assert watcher.by_index[1] == CancelledItem(TokenUsage(prompt_tokens=10, completion_tokens=0))
+    assert watcher.by_index[2] == CancelledItem(TokenUsage(prompt_tokens=10, completion_tokens=1))
     assert len(watcher.texts[2]) == 1
     assert watcher.finished_at[1] <= 0.2
     assert watcher.finished_at[2] <= 0.6
@@ -242,7 +244,9 @@ def test_too_long_fails_only_its_item() -> None:
 
 def test_an_item_beyond_its_memory_fails_alone() -> None:
     texts = EngineItem("id", "embed", RequestInput(texts=("x" * 24, "x" * 20)), Parameters())
-    outcomes = run_batch(SimulatedEngine(LIMITS, memory_tokens=10), [generate("x" * 40), generate("x" * 44), texts])
+    outcomes = run_batch(
+        SimulatedEngine(LIMITS, SimulatedCost(memory_tokens=10)), [generate("x" * 40), generate("x" * 44), texts]
+    )
     assert isinstance(outcomes[0], Success)
     assert outcomes[1:] == [Failure(Code.OVERLOADED, "11 prompt tokens; there is memory for 10")] * 2
 
@@ -253,19 +257,21 @@ def test_without_a_declared_memory_everything_fits() -> None:
 
 def test_any_model_can_be_simulated_and_an_unknown_engine_is_named() -> None:
     for model in load_models(PROJECT / "deploy/models.yaml"):
-        created = create_engine(model, Path("nowhere"), threads=1, engine="simulated")
+        spec = EngineSpec(model, "nowhere", engine="simulated")
+        created = create_engine(spec)
         created.load()
         assert created.name == "simulated"
-        assert created.limits == limits_of(model)
+        assert created.limits == spec.limits
         with pytest.raises(EngineLoadError, match="no engine is called 'magic'"):
-            create_engine(model, Path("nowhere"), threads=1, engine="magic")
+            create_engine(EngineSpec(model, "nowhere", engine="magic"))
 
 
 def test_a_simulated_engine_needs_no_torch() -> None:
     program = (
         "import sys; from inference_consumers.engines.registry import create_engine;"
-        "from fairlane.records import ModelVersion; from pathlib import Path;"
-        "create_engine(ModelVersion('m', '1', 'p', 'simulated', ('embed',), 'm', 1, 1), Path('.'), 1).load();"
+        "from fairlane.records import ModelVersion; from inference_consumers.engines.protocol import EngineSpec;"
+        "model = ModelVersion('m', '1', 'p', 'simulated', ('embed',), 'm', 1, 1);"
+        "create_engine(EngineSpec(model, '.')).load();"
         "sys.exit('torch' in sys.modules or 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], cwd=PROJECT, timeout=60, check=False)

@@ -6,23 +6,19 @@ import pytest
 import yaml
 
 from fairlane_server.models import load_models
-from inference_consumers.engines.protocol import EngineLoadError
-from inference_consumers.engines.registry import create_engine
-from inference_consumers.engines.vllm_client import ServedModel, arguments_of
-from inference_consumers.engines.vllm_engine import VllmEngine
+from inference_consumers.engines.protocol import EngineLoadError, EngineSpec
+from inference_consumers.engines.vllm_client import arguments_of
 
 SHIPPED = yaml.safe_load(Path("deploy/models.yaml").read_text(encoding="utf-8"))
 
 
-def served(tmp_path: Path, **fields: object) -> ServedModel:
-    """The shipped language model with these fields, as its engine has it."""
+def served(tmp_path: Path, **fields: object) -> EngineSpec:
+    """The shipped language model with these fields."""
     [language] = [model for model in SHIPPED["models"] if model["engine"] == "torch-causal-lm"]
     file = tmp_path / "models.yaml"
     file.write_text(yaml.safe_dump(SHIPPED | {"models": [language | {"engine": "vllm"} | fields]}), encoding="utf-8")
     [model] = load_models(file)
-    engine = create_engine(model, tmp_path, 0)
-    assert isinstance(engine, VllmEngine)
-    return engine.model
+    return EngineSpec(model, str(tmp_path))
 
 
 def test_what_models_yaml_says_is_what_vllm_is_told(tmp_path: Path) -> None:

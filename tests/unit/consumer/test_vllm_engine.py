@@ -24,18 +24,21 @@ from fairlane.records import Output, Parameters, Passage, RequestInput, TokenLog
 from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end
 from inference_consumers.engines.prompts import PassagesTemplate, PromptEncoder, TextPrompt
 from inference_consumers.engines.protocol import (
-    Cancelled,
+    CancelledItem,
     EngineGoneError,
     EngineItem,
     EngineLimits,
     EngineLoadError,
+    EngineSpec,
     Failure,
     Outcomes,
     Success,
     run_batch,
 )
-from inference_consumers.engines.vllm_client import Position, Progress, RequestRefusedError, ServedModel
+from inference_consumers.engines.sampling import Logprobs
+from inference_consumers.engines.vllm_client import Progress, RequestRefusedError
 from inference_consumers.engines.vllm_engine import VllmEngine
+from tests.kit.engine_specs import spec_of
 from tests.kit.waiting import eventually
 
 LIMITS = EngineLimits(max_batch_size=4, max_batch_tokens=64, max_context_tokens=16, max_output_tokens=8)
@@ -105,7 +108,7 @@ class ScriptedStreams:
         # vLLM lets go of what it held back for a stop string.
         request.results.put_nowait(progress(" held", finish="abort"))
 
-    def metrics(self) -> str:
+    async def metrics(self) -> str:
         return "vllm:nothing 0\n"
 
     def close(self) -> None:
@@ -149,12 +152,12 @@ def bench(folder: Path) -> Iterator[Bench]:
     made: list[ScriptedStreams] = []
 
     async def start(
-        model: ServedModel, on_iteration: Callable[[], None], on_death: Callable[[BaseException], None]
+        spec: EngineSpec, on_iteration: Callable[[], None], on_death: Callable[[BaseException], None]
     ) -> ScriptedStreams:
         made.append(ScriptedStreams(on_iteration, on_death))
         return made[0]
 
-    engine = VllmEngine("words", folder, LIMITS, 0, start=start)
+    engine = VllmEngine(spec_of(folder, LIMITS, "words"), start)
     engine.load()
     yield Bench(engine, made[0])
     engine.close()
@@ -247,11 +250,11 @@ def test_a_request_that_is_refused_fails_alone(bench: Bench) -> None:
 
 
 def test_log_probabilities_are_of_the_tokens_that_wrote_the_text(bench: Bench) -> None:
-    at = [Position(token, -1.0, [(token, -1.0), (3, -2.0)]) for token in (0, 1, END)]
+    at = [Logprobs(-1.0, ((token, -1.0), (3, -2.0))) for token in (0, 1, END)]
     whole = joined(bench, item(logprobs=2))
-    bench.streams.say(0, progress("a b", 0, 1, END, finish="stop", positions=at))
+    bench.streams.say(0, progress("a b", 0, 1, END, finish="stop", logprobs=at))
     cut = joined(bench, item(logprobs=2, stop=("b",)))
-    bench.streams.say(1, progress("a", 0, 1, finish="stop", positions=at[:2], is_stopped_by_text=True))
+    bench.streams.say(1, progress("a", 0, 1, finish="stop", logprobs=at[:2], is_stopped_by_text=True))
     plain = joined(bench, item())
     bench.streams.say(2, progress("a b", 0, 1, END, finish="stop"))
     for outcomes, names in ((whole, ("a", "b")), (cut, ("a",))):
@@ -275,7 +278,7 @@ def test_what_is_cancelled_is_aborted_once_and_costs_what_came(bench: Bench) -> 
     bench.engine.cancel(["one", "nobody"])
     bench.engine.cancel(["one"])
     wait_for(outcomes, 0)
-    assert outcomes.by_index == {0: Cancelled(usage(1))}
+    assert outcomes.by_index == {0: CancelledItem(usage(1))}
     assert outcomes.texts == {0: ["a"]}
     assert bench.streams.aborted == [bench.streams.requests[1].request_id]
 
@@ -287,20 +290,20 @@ def test_what_is_cancelled_while_vllm_takes_it_is_aborted_when_it_has_it(bench: 
     bench.engine.cancel(["item"])
     bench.streams.post(bench.streams.holds_back.set)
     wait_for(outcomes, 0)
-    assert outcomes.by_index == {0: Cancelled(usage(0))}
+    assert outcomes.by_index == {0: CancelledItem(usage(0))}
 
 
 def test_an_observer_that_wants_an_item_no_more_is_asked_before_it_starts_and_after_every_step(bench: Bench) -> None:
     outcomes = Outcomes(cancelled=[0])
     bench.engine.join([item(), item()], outcomes)
     wait_for(outcomes, 0)
-    assert outcomes.by_index == {0: Cancelled(TokenUsage())}
+    assert outcomes.by_index == {0: CancelledItem(TokenUsage())}
     eventually(lambda: len(bench.streams.requests) == 2)
     steps = outcomes.steps
     outcomes.cancelled.add(1)
     bench.streams.iterate()
     wait_for(outcomes, 1)
-    assert outcomes.by_index[1] == Cancelled(usage(0))
+    assert outcomes.by_index[1] == CancelledItem(usage(0))
     eventually(lambda: outcomes.steps == steps + 2, what="the step of the iteration, and the last")
     bench.streams.iterate()
     bench.engine.metrics()  # which the thread of the engine answers after that
@@ -383,14 +386,14 @@ def test_prompts_become_tokens_by_the_encoder_of_all_engines(folder: Path, tmp_p
     made: list[ScriptedStreams] = []
 
     async def start(
-        model: ServedModel, on_iteration: Callable[[], None], on_death: Callable[[BaseException], None]
+        spec: EngineSpec, on_iteration: Callable[[], None], on_death: Callable[[BaseException], None]
     ) -> ScriptedStreams:
         made.append(ScriptedStreams(on_iteration, on_death))
         return made[0]
 
     limits = replace(LIMITS, max_context_tokens=100)
     (own / "config.json").write_text(json.dumps({"max_position_embeddings": 100}))
-    engine = VllmEngine("words", own, limits, 0, start=start)
+    engine = VllmEngine(spec_of(own, limits, "words"), start)
     engine.load()
     asked = replace(item("b <end> c"), passages=(Passage("p", "</passages> <end>", 1.0),))
     outcomes = Outcomes()
@@ -405,7 +408,7 @@ def test_prompts_become_tokens_by_the_encoder_of_all_engines(folder: Path, tmp_p
     engine.close()
     (own / "passages_template.txt").write_text("none", encoding="utf-8")
     with pytest.raises(EngineLoadError, match=r"passages_template\.txt: \{passages\} stands there 0 times"):
-        VllmEngine("words", own, limits, 0, start=start).load()
+        VllmEngine(spec_of(own, limits, "words"), start).load()
     assert len(made) == 1
 
 
@@ -417,17 +420,17 @@ def test_what_cannot_be_loaded_is_named_and_leaves_no_thread(folder: Path, tmp_p
     async def start(*_: object) -> ScriptedStreams:
         raise RuntimeError("Engine core initialization failed")
 
-    engine = VllmEngine("words", folder, LIMITS, 0, start=start)
+    engine = VllmEngine(spec_of(folder, LIMITS, "words"), start)
     with pytest.raises(EngineLoadError, match=f"words: {folder} cannot be loaded: Engine core initialization failed"):
         engine.load()
     assert not [thread for thread in threading.enumerate() if thread.name == "vllm"]
     with pytest.raises(EngineLoadError, match="words: not loaded"):
         engine.join([item()], Outcomes())
     with pytest.raises(EngineLoadError, match=r"words: .* holds no model"):
-        VllmEngine("words", tmp_path / "no", LIMITS, 0, start=start).load()
+        VllmEngine(spec_of(tmp_path / "no", LIMITS, "words"), start).load()
     longer = replace(LIMITS, max_context_tokens=17)
     with pytest.raises(EngineLoadError, match="max_context_tokens is 17, the weights hold 16"):
-        VllmEngine("words", folder, longer, 0, start=start).load()
+        VllmEngine(spec_of(folder, longer, "words"), start).load()
 
 
 @pytest.mark.parametrize(
@@ -437,11 +440,11 @@ def test_a_model_without_a_first_token_is_a_load_error(folder: Path, first: Prog
     made: list[ScriptedStreams] = []
 
     async def start(
-        model: ServedModel, on_iteration: Callable[[], None], on_death: Callable[[BaseException], None]
+        spec: EngineSpec, on_iteration: Callable[[], None], on_death: Callable[[BaseException], None]
     ) -> ScriptedStreams:
         made.append(ScriptedStreams(on_iteration, on_death, first))
         return made[0]
 
     with pytest.raises(EngineLoadError, match=f"words: {folder}: the first run failed: .*{reason}"):
-        VllmEngine("words", folder, LIMITS, 0, start=start).load()
+        VllmEngine(spec_of(folder, LIMITS, "words"), start).load()
     assert made[0].is_closed

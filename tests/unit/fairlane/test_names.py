@@ -34,11 +34,11 @@ def names_with(prefix: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def all_names(module: ModuleType) -> dict[str, str]:
     """Every topic, group and transactional id that the module makes, by what makes it."""
-    functions = {
-        name: function(*("x" for _ in inspect.signature(function).parameters))
-        for name, function in inspect.getmembers(module, inspect.isfunction)
-        if not name.startswith(("_", "is_", "may_")) and name not in NO_NAMES
-    }
+    functions: dict[str, str] = {}
+    for name, function in inspect.getmembers(module, inspect.isfunction):
+        if not name.startswith(("_", "is_", "may_")) and name not in NO_NAMES:
+            made = function(*("x" for _ in inspect.signature(function).parameters))
+            functions |= {name: made} if isinstance(made, str) else {f"{name} {n}": one for n, one in enumerate(made)}
     constants = {name: value for name, value in vars(module).items() if name.isupper() and isinstance(value, str)}
     return {**functions, **{name: value for name, value in constants.items() if not name.startswith("_")}}
 

@@ -86,7 +86,7 @@ USES = {
     },
     ("consumer", READS): {
         "priority": (f"{_CONSUMER}/group.py", "priority_topic"),
-        "control-cancellations": (f"{_CONSUMER}/cancellation/cancellations.py", "CONTROL_CANCELLATIONS"),
+        "control-cancellations": (f"{_CONSUMER}/cancellations.py", "CONTROL_CANCELLATIONS"),
     },
     ("consumer", WRITES): {
         "chunks": (f"{_CONSUMER}/results/chunk_writer.py", "chunks_topic"),

@@ -1,13 +1,21 @@
-"""Batch size: the fewest items that reach the engine's throughput. Pure.
+"""Batch size: the configured bounds, what the engine's memory holds, and the fewest items that reach its throughput.
 
-Throughput is measured by size, in rungs of powers of two. What a rung gives is a sum of tokens over a sum of seconds,
-older runs counting less. A size that was not measured yet is taken for worth it: when so much waits, it is tried. From
-then on the smallest rung near the best is taken, because a smaller batch is done sooner. Every so often the rung above
-or below is tried again, so that a change of the engine is seen; tries that change nothing become rarer.
+Pure. Throughput is measured by size, in rungs of powers of two. A rung's throughput is a sum of tokens over a sum of
+seconds, older runs counting less. A size that was not measured yet is assumed to be worth it: when so much waits, it is
+tried. From then on the smallest rung near the best is taken, because a smaller batch is done sooner. Every so often the
+rung above or below is tried again, so that a change of the engine is seen; tries that change nothing become rarer.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import log2
+
+FULL_RUNS_BEFORE_MORE = 32
+"""Runs at the lowered bound that went well, before a little more is tried. Twice as many after each try that failed."""
+
+_MOST_RUNS_BEFORE_MORE = 1_024
+_GROWTH_DIVISOR = 8
+_FULL = 7 / 8
+"""A run counts as one at the bound from here on: a token bound is seldom hit exactly."""
 
 NEAR_BEST = 0.95
 """A smaller size is taken when it gives this part of the best throughput."""
@@ -27,6 +35,83 @@ _TRIES = 4
 _FIRST_INTERVAL, _LONGEST_INTERVAL = 16, 64
 _STALE_AFTER = 64
 """Runs. What is measured anew after so long replaces what was known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """When a batch is full, and how long it may wait for more. Tokens are the dispatcher's estimate of cost, and with
+    them the padding."""
+
+    max_items: int
+    max_tokens: int
+    timeout_ms: int
+
+
+@dataclass(slots=True)
+class _Bound:
+    """One dimension of the safe size. ``value`` is None where nothing ever failed."""
+
+    value: int | None = None
+    proved: int = 0
+    """The largest value at which enough runs went well before it was raised."""
+    full_runs: int = 0
+    patience: int = FULL_RUNS_BEFORE_MORE
+
+    def failed(self, size: int) -> None:
+        """Half of what failed, or what was proved, where that is less than what failed."""
+        if self.proved >= size:
+            self.proved = 0
+        elif self.proved > 0:
+            self.patience = min(_MOST_RUNS_BEFORE_MORE, 2 * self.patience)
+        safe = max(1, size // 2, self.proved)
+        self.value = safe if self.value is None else min(safe, self.value)
+        self.full_runs = 0
+
+    def ran(self, size: int, limit: int) -> None:
+        """A run went well. Raises the bound by an eighth after enough of them, until it is the configured one."""
+        if self.value is None or size < _FULL * self.value:
+            return
+        self.full_runs += 1
+        if self.full_runs < self.patience:
+            return
+        self.full_runs = 0
+        self.proved = self.value
+        self.value += max(1, self.value // _GROWTH_DIVISOR)
+        if self.value >= limit:
+            self.value = None
+
+    def of(self, limit: int) -> int:
+        return limit if self.value is None else min(limit, self.value)
+
+
+@dataclass(slots=True)
+class SafeSize:
+    """What one model's engine has memory for. One thread at a time.
+
+    Tokens and items are bounded apart: a batch of few long items and one of many short ones use memory for different
+    reasons, and each bound is raised again by the runs that reach it.
+    """
+
+    _items: _Bound = field(default_factory=_Bound)
+    _tokens: _Bound = field(default_factory=_Bound)
+
+    def out_of_memory(self, items: int, tokens: int) -> None:
+        """A batch of this size was too large. Not for a number of items that was proved, nor for such a number of
+        tokens, unless both were: then there is less memory than there was."""
+        sizes = ((self._items, items), (self._tokens, tokens))
+        suspects = [(bound, size) for bound, size in sizes if size > bound.proved]
+        for bound, size in suspects or sizes:
+            bound.failed(size)
+
+    def ran(self, items: int, tokens: int, limits: BatchLimits) -> None:
+        """A batch of this size ran. ``limits`` are the configured ones."""
+        self._items.ran(items, limits.max_items)
+        self._tokens.ran(tokens, limits.max_tokens)
+
+    def bounded(self, limits: BatchLimits) -> BatchLimits:
+        return replace(
+            limits, max_items=self._items.of(limits.max_items), max_tokens=self._tokens.of(limits.max_tokens)
+        )
 
 
 def rung_of(items: int) -> int:
@@ -59,21 +144,15 @@ class _Rung:
 
 
 @dataclass(slots=True)
-class _Trial:
-    """A neighbour that is looked at again."""
-
-    rung: int
-    runs: int = 0
-
-
-@dataclass(slots=True)
-class BatchSize:
+class BatchSizeTuner:
     """The size of batches of like items of one model. One thread at a time."""
 
     _rungs: dict[int, _Rung] = field(default_factory=dict)
     _settled: int | None = None
     _runs: int = 0
-    _trial: _Trial | None = None
+    _trial_rung: int | None = None
+    """A neighbour that is looked at again."""
+    _trial_runs: int = 0
     _since_trial: int = 0
     _interval: int = _FIRST_INTERVAL
     _upward: bool = True
@@ -86,9 +165,7 @@ class BatchSize:
         reach = rung_of(min(waiting, max_items))
         if reach > self._settled and self._is_worth_a_try(reach):
             return max_items
-        rung = self._settled
-        if self._trial is not None:
-            rung = self._trial.rung
+        rung = self._settled if self._trial_rung is None else self._trial_rung
         return max_items if rung >= rung_of(max_items) else 2**rung
 
     def asked(self, wanted: int, waiting: int) -> None:
@@ -132,22 +209,21 @@ class BatchSize:
         if moved:
             self._interval = _FIRST_INTERVAL
         self._since_trial += 1
-        trial = self._trial
-        if trial is not None:
-            if ran == trial.rung:
-                trial.runs = _RUNS_TO_KNOW if refuted else trial.runs + 1
-            if trial.runs < _RUNS_TO_KNOW and not moved and self._since_trial < self._interval:
+        if self._trial_rung is not None:
+            if ran == self._trial_rung:
+                self._trial_runs = _RUNS_TO_KNOW if refuted else self._trial_runs + 1
+            if self._trial_runs < _RUNS_TO_KNOW and not moved and self._since_trial < self._interval:
                 return
-            self._trial, self._since_trial = None, 0
+            self._trial_rung, self._since_trial = None, 0
             if not moved:
                 self._interval = min(_LONGEST_INTERVAL, 2 * self._interval)
         if moved or self._since_trial >= self._interval:
             self._begin_trial(settled, top, upward=upward)
 
     def _begin_trial(self, settled: int, top: int, *, upward: bool) -> None:
-        self._trial, self._since_trial = None, 0
+        self._trial_rung, self._trial_runs, self._since_trial = None, 0, 0
         for up in (upward, not upward):
             rung = settled + (1 if up else -1)
             if 0 <= rung <= top:
-                self._trial, self._upward = _Trial(rung), up
+                self._trial_rung, self._upward = rung, up
                 return

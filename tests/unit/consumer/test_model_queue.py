@@ -7,17 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.batching import heaps as batch_lines
-from inference_consumers.batching.heaps import Entry, EntryHeap, ModelLines, Standing
-from inference_consumers.batching.limits import BatchLimits
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.micro_batch import MicroBatcher
+from inference_consumers.batching.model_queue import EntryHeap, ModelQueue, QueuedItem, Standing
 from tests.kit.micro_batch_kit import FAR_AWAY_MS, MODEL, work
 
 _numbers = count()
 
 
-def entry(at_ms: int = 0, priority: str = "normal", prompt_tokens: int = 0) -> Entry:
-    return Entry(work(priority, at_ms=at_ms, tokens=10 + prompt_tokens, prompt_tokens=prompt_tokens), next(_numbers))
+def entry(at_ms: int = 0, priority: str = "normal", prompt_tokens: int = 0) -> QueuedItem:
+    return QueuedItem(
+        work(priority, at_ms=at_ms, tokens=10 + prompt_tokens, prompt_tokens=prompt_tokens), next(_numbers)
+    )
 
 
 @given(
@@ -66,7 +67,7 @@ def test_a_heap_of_many_that_count_keeps_them_all() -> None:
 
 
 def test_cells_that_are_empty_are_forgotten() -> None:
-    lines = ModelLines(MODEL)
+    lines = ModelQueue(MODEL)
     entries = [entry(prompt_tokens=length) for length in (10, 1_000, 1_000)]
     for one in entries:
         lines.add(one)
@@ -81,7 +82,7 @@ def test_cells_that_are_empty_are_forgotten() -> None:
 def test_asking_for_what_expired_does_not_look_through_everything(monkeypatch: pytest.MonkeyPatch) -> None:
     looked = 0
 
-    def deadline_at_ms(one: Entry) -> int:
+    def deadline_at_ms(one: QueuedItem) -> int:
         nonlocal looked
         looked += 1
         return one.work.item.deadline_at_ms
@@ -89,7 +90,7 @@ def test_asking_for_what_expired_does_not_look_through_everything(monkeypatch: p
     made = MicroBatcher(BatchLimits(max_items=8, max_tokens=10_000, timeout_ms=20))
     for index in range(5_000):
         made.add(work(prompt_tokens=index % 7, deadline_at_ms=1_000 + index))
-    monkeypatch.setattr(batch_lines.Entry, "deadline_at_ms", property(deadline_at_ms))
+    monkeypatch.setattr(QueuedItem, "deadline_at_ms", property(deadline_at_ms))
     for now_ms in range(1_000):
         assert made.take_expired(now_ms) == []
     assert looked <= 1_000

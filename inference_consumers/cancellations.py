@@ -24,20 +24,14 @@ _MAX_KNOWN = 50_000
 _LOOK_UP_TIMEOUT_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class _Known:
-    requested_at_ms: int
-    until_ms: int
-
-
 @dataclass(slots=True)
 class Cancellations:
     """The cancelled ids of the last KNOWN_FOR_MS, at most ``max_known``: beyond that the tenant with most of them loses
     its oldest. Any thread."""
 
     max_known: int = _MAX_KNOWN
-    _known: OrderedDict[tuple[str, str], _Known] = field(default_factory=OrderedDict)
-    """The oldest first."""
+    _known: OrderedDict[tuple[str, str], tuple[int, int]] = field(default_factory=OrderedDict)
+    """When each was requested, and until when it is known; the oldest first."""
     _by_tenant: dict[str, OrderedDict[str, None]] = field(default_factory=dict)
     """The same, tenant by tenant."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -46,17 +40,17 @@ class Cancellations:
         return len(self._known)
 
     def add(self, tenant: str, request_id: str, now_ms: int, requested_at_ms: int | None = None) -> None:
-        """The tenant does not want this answer any more; it said so at ``requested_at_ms`` by the broker's clock, or
-        now. Forgets what is known for long enough."""
+        """The tenant cancelled this request at ``requested_at_ms`` by the broker's clock, or now. Forgets what is known
+        for long enough."""
         requested_at_ms = now_ms if requested_at_ms is None else requested_at_ms
         with self._lock:
             before = self._known.get((tenant, request_id))
             if before is not None:
-                requested_at_ms = max(requested_at_ms, before.requested_at_ms)
+                requested_at_ms = max(requested_at_ms, before[0])
                 self._forget(tenant, request_id)
-            self._known[tenant, request_id] = _Known(requested_at_ms, now_ms + KNOWN_FOR_MS)
+            self._known[tenant, request_id] = requested_at_ms, now_ms + KNOWN_FOR_MS
             self._by_tenant.setdefault(tenant, OrderedDict())[request_id] = None
-            while self._known[oldest := next(iter(self._known))].until_ms <= now_ms:
+            while self._known[oldest := next(iter(self._known))][1] <= now_ms:
                 self._forget(*oldest)
             if len(self._known) > self.max_known:
                 largest, ids = max(self._by_tenant.items(), key=lambda entry: len(entry[1]))
@@ -67,7 +61,7 @@ class Cancellations:
         sent again after a cancel is not cancelled."""
         with self._lock:
             known = self._known.get((tenant, request_id))
-        return known is not None and submitted_at_ms <= known.requested_at_ms
+        return known is not None and submitted_at_ms <= known[0]
 
     def forget(self, tenant: str, request_id: str) -> None:
         """It is known no more; does nothing if it was not."""

@@ -1,1 +1,0 @@
-"""Cancelled requests, and the feed that names them."""

@@ -249,7 +249,7 @@ class MicroBatcher:
             self._expired.append(entry)
 
     def _due_at_ms(self, model: ModelQueue, *, idle: bool) -> int:
-        timeout_ms = 0 if idle else model.pace.worth_waiting_ms(self.limits_of(model.key).timeout_ms)
+        timeout_ms = 0 if idle else model.worth_waiting_ms(self.limits_of(model.key).timeout_ms)
         due_at_ms = min(entry.work.received_at_ms for entry in model.firsts()) + timeout_ms
         urgent = model.most_urgent()
         return due_at_ms if urgent is None else min(due_at_ms, urgent[0])

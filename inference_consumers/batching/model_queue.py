@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 from heapq import heapify, heappop, heappush
-from math import inf
+from math import ceil, inf
 
 from inference_consumers.batching.batch_size import BatchSizeTuner, SafeSize
 from inference_consumers.batching.length_buckets import Cell, PaddingRecord, Shape, cell_of
@@ -286,6 +286,14 @@ class ModelQueue:
     def size_for(self, cost_tokens: float) -> BatchSizeTuner:
         """That of items of like cost, to a factor of 4: throughput is compared between batches of the same kind."""
         return self._sizes.setdefault(max(1, round(cost_tokens)).bit_length() // 2, BatchSizeTuner())
+
+    def worth_waiting_ms(self, timeout_ms: int) -> int:
+        """How long the waiting items should wait for others: at most ``timeout_ms``, not at all when none is expected
+        by then, and no longer than a run of theirs takes. A joined batch saves at most one run, so a longer wait could
+        cost more than it saves (ski rental: Karlin, Manasse, Rudolph and Sleator 1988)."""
+        expected_ms = self.pace.worth_waiting_ms(timeout_ms)
+        run_ms = ceil(self.predicted_ms(self.cost_tokens))
+        return min(expected_ms, run_ms) if run_ms else expected_ms
 
     def predicted_ms(self, cost_tokens: int) -> float:
         return 1_000 * self.times.predicted_s(cost_tokens)

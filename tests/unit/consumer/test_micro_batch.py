@@ -18,6 +18,16 @@ def test_a_batch_waits_for_more_until_its_time_bound() -> None:
     assert made.next_batch(10**6, idle=True) is None
 
 
+def test_a_batch_waits_no_longer_than_its_run_takes() -> None:
+    made = batcher(work(at_ms=100, tokens=10), work(at_ms=101, tokens=10))
+    for _ in range(30):
+        made.ran(MODEL, 2, 20, 0.003)
+    assert made.due_at_ms(idle=False) == 103
+    for _ in range(30):
+        made.ran(MODEL, 2, 20, 0.5)
+    assert made.due_at_ms(idle=False) == 120, "a long run does not lengthen the wait"
+
+
 def test_an_idle_engine_takes_what_is_there_at_once() -> None:
     made = batcher(work(at_ms=100))
     assert made.due_at_ms(idle=True) == 100

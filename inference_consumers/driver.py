@@ -373,8 +373,9 @@ def _count_run(run: ActiveRun, fill: float, ended: RunEnded) -> None:
     metrics.ENGINE_SECONDS.labels(model=model).observe(ended.seconds)
     metrics.COMPUTED_TOKENS.labels(model=model, kind="useful").inc(ended.useful_tokens)
     metrics.COMPUTED_TOKENS.labels(model=model, kind="padding").inc(max(0, ended.computed_tokens - ended.useful_tokens))
+    waited_s = metrics.BATCH_WAIT_SECONDS.labels(model=model)
     for work in run.work:
-        metrics.BATCH_WAIT_SECONDS.labels(model=model).observe((run.started_at_ms - work.received_at_ms) / 1000)
+        waited_s.observe((run.started_at_ms - work.received_at_ms) / 1000)
 
 
 def _reason(problem: Problem) -> str:

@@ -26,7 +26,7 @@ class FairlaneError(Exception):
     """Base error of the client SDK."""
 
 
-class Unsuccessful(FairlaneError):  # noqa: N818 - named like the outcomes it stands for
+class Unsuccessful(FairlaneError):  # noqa: N818 - named like the outcomes
     """The final reply is not ``ok``.
 
     Attributes:

@@ -89,7 +89,7 @@ class WorkAhead:
     """Work ahead of a request in its pool, in cost tokens.
 
     ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
-    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: what waits of the same
+    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: the waiting work of the same
     tenant and class, and one request of the usual cost; their part of the pool, while all that wait go on waiting, is
     ``own_share``. Shares are above 0 and at most 1.
     """
@@ -128,7 +128,7 @@ class Prediction:
         """Milliseconds that the live pool must drain until a request submitted then, with ``allowed_ms``, is predicted
         to finish in time.
 
-        What is in flight is refilled as long as anything waits. So the wait falls with what waits before the request,
+        Work in flight is refilled as long as anything waits. So the wait falls with the work before the request,
         down to nothing; what is in flight only once all that waits has gone. A pool with nothing left to do takes
         anything.
         """

@@ -1,7 +1,7 @@
 """Cache entries: keys that begin with the tenant, and a stored form that embeds tenant and key digest. Pure.
 
 An entry is a version byte, a checksum of all the rest, and in MessagePack the tenant, the key's whole digest and the
-payload. The checksum finds accidents and careless hands. Whoever may write to Redis with care can make an entry of
+payload. The checksum detects accidents. A process that may write to Redis can make an entry of
 their own: like Kafka and Postgres it belongs behind a password.
 """
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import psycopg
 
 ALL_TENANTS = "*"
-"""Stands for all tenants in transactions of trusted services. No tenant can have this name."""
+"""All tenants, in transactions of trusted services. No tenant can have this name."""
 
 CONNECT_TIMEOUT_S = 3
 

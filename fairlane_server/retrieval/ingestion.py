@@ -1,6 +1,6 @@
 """Ingestion: files into a collection; only changed files are read, split, embedded and stored.
 
-A document's content hash stands for its bytes and for everything that its passages depend on beside them. What is
+A document's content hash covers its bytes and everything else that its passages depend on. What is
 stored under the same hash is left alone: so a second run is short, and one that was interrupted goes on.
 """
 

@@ -109,7 +109,7 @@ class _Lines(dict[tuple[Standing, str], EntryHeap]):
 
 @dataclass(slots=True)
 class CellLines:
-    """What waits in one cell."""
+    """Waiting items of one cell."""
 
     cell: Cell
     _lines: _Lines = field(default_factory=_Lines)

@@ -47,7 +47,7 @@ class RunWatch:
     silent_since_ms: int
     predicted_s: float | None
     told: bool = False
-    """Whether what waits behind it was handed back."""
+    """Whether the work waiting behind it was requeued."""
     has_stepped: bool = False
     _seen_ms: int = 0
     _own_ms: int = 0

@@ -194,7 +194,7 @@ class PoolOffsets:
                     else:
                         group.answered_at = monotonic()
                         self._answers.append(found)
-        except Exception as error:  # noqa: BLE001 - raised to whoever takes the answers
+        except Exception as error:  # noqa: BLE001 - raised by take
             self._failure = error
 
 

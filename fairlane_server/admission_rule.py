@@ -89,9 +89,9 @@ class WorkAhead:
     """Work ahead of a request in its pool, in cost tokens.
 
     ``in_flight_tokens``: dispatched and not settled, by any dispatcher. ``waiting_tokens``: all that waits for the pool
-    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: the waiting work of the same
-    tenant and class, and one request of the usual cost; their part of the pool, while all that wait go on waiting, is
-    ``own_share``. Shares are above 0 and at most 1.
+    at this dispatcher, whose part of the pool is ``dispatcher_share``. ``own_waiting_tokens``: the waiting work of the
+    same tenant and class, and one request of the usual cost; their part of the pool, while all that wait go on
+    waiting, is ``own_share``. Shares are above 0 and at most 1.
     """
 
     capacity: PoolCapacity

@@ -1,8 +1,8 @@
 """Cache entries: keys that begin with the tenant, and a stored form that embeds tenant and key digest. Pure.
 
 An entry is a version byte, a checksum of all the rest, and in MessagePack the tenant, the key's whole digest and the
-payload. The checksum detects accidents. A process that may write to Redis can make an entry of
-their own: like Kafka and Postgres it belongs behind a password.
+payload. The checksum detects accidents. A process that may write to Redis can forge an entry: like Kafka and Postgres,
+Redis belongs behind a password.
 """
 
 import struct

@@ -1,7 +1,7 @@
 """Followers of control topics, each on a thread of its own; of a compacted topic, the newest record per key.
 
-Judged by positions: librdkafka tells of the end of a partition only after an empty fetch, which never comes where
-something is always written. It still has to be listened to, for markers of transactions at the end are no records.
+Progress is judged by positions. librdkafka reports the end of a partition only after an empty fetch, which never
+happens on a busy topic. The event is still needed, because transaction markers at the end are not records.
 """
 
 import threading

@@ -2,7 +2,7 @@
 
 A batch holds one model version. It closes at its item bound, its token bound or its time bound, whichever comes first;
 without waiting if the engine was idle, or if no further item is expected in time (``model_queue.py``).
-How many items are worth it is found out, and lowered when memory does not hold them (``batch_size.py``).
+The number of items is learned from measured throughput, and lowered when memory is exhausted (``batch_size.py``).
 
 **Who leads** a batch: the oldest item of the priority whose turn it is (``priority_pick.py``, which also says how long
 others may have it), of the models that are ready. Lengths have no say in that: once its time bound is over, an item is
@@ -12,13 +12,13 @@ their own would cost more than the padding does.
 
 **Deadlines.** From the time that runs took (``model_queue.py``), a start is known that is just early enough.
 
-- An item whose latest start has come is not held for company.
-- One that could not finish behind the batch that is due goes first, if that one can wait for it; once between two turns
-  in order of its priority, which pays for it with its next turn.
-- A batch grows no larger than lets everybody in it finish who could alone.
-- What could not finish any more, even if it ran now and alone, is still run until its deadline is past: the dispatcher
-  decided that it may, and the prediction may be wrong. But it takes only room that no other item needs: it leads no
-  batch while an item waits that can finish, and joins after those.
+- An item whose latest start has come does not wait for others.
+- An item that would miss its deadline behind the due batch runs first, if that batch's leader still meets its own. A
+  priority may do so once between two regular turns, and its next turn comes later by one.
+- A batch stays small enough that every item in it that could finish in time alone still does.
+- An item that can no longer finish in time, even alone, still runs until its deadline has passed: the dispatcher
+  admitted it, and the prediction may be wrong. But it takes only room that no other item needs: it leads no batch while
+  an item waits that can finish, and joins after those.
 """
 
 from collections import Counter

@@ -2,8 +2,8 @@
 
 Start-time fair queueing with one unit of service per turn (Goyal, Vin and Cheng, SIGCOMM 1996): each priority has a
 tag, the virtual time at which its next turn begins, and a turn moves it on by a stride that is inverse to its weight.
-The least tag is next; virtual time is the tag of the last turn. A priority that was away comes back with no less than
-virtual time, so that it saved nothing up; a tag that is ahead of it stays, so that going away pays off no debt.
+The least tag is next; virtual time is the tag of the last turn. A priority that has work again starts at the larger of
+its tag and virtual time: idle time earns no credit and cancels no debt.
 """
 
 from collections.abc import Collection, Mapping

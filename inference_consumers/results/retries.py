@@ -1,8 +1,8 @@
 """Retries of failed work. Pure: a failure and ``now`` in, items to retry and to answer out.
 
-The failure of one item is the failure of one item: an engine that fails on a batch is given its halves, down to the
-item that fails alone; one that dies is given the batch once more, then its items one by one, so that the item that
-kills engines is found. What may pass is tried up to three times, as long as its deadline allows.
+A failure is isolated to its item: after a failed batch the engine runs its halves, down to the item that fails alone;
+after the death of an engine the batch runs once more, then its items one by one, so that the item that kills engines is
+found. A transient failure is retried up to three times within its deadline.
 
 An item is poison only by proof: it ran alone, and the engine failed on it, or ended in a way that only the item can
 have caused (``engine_process/failures.py``). Failures beside other items, or caused from outside, make it run again and

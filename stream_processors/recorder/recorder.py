@@ -1,7 +1,7 @@
 """The recorder's loop: read the log, project it, store rows and offsets in one transaction.
 
-Every doubt about a partition has one answer: stop fetching it, ask Postgres how far it is stored, go on from there.
-A new assignment, an outage, another recorder and a truncated log differ only in what raises the doubt.
+When a position is uncertain (new assignment, outage, another recorder, truncated log), the recorder stops fetching the
+partition, reads its stored offset from Postgres and resumes there.
 """
 
 import random

@@ -1,6 +1,6 @@
 """Early rejection of requests that the dispatcher would reject, from heartbeats and ``now_ms``. Pure.
 
-The dispatcher decides on admission; this only saves the caller the way there, by the dispatcher's own rule
+The dispatcher decides on admission; this applies its rule early, so that the caller need not wait for it
 (``fairlane_server.admission_rule``). So nothing is rejected that the dispatcher might admit: not while the load is
 unknown, and not where a step of the degradation ladder might still serve the request. The request's own cost, which
 only the dispatcher can estimate, counts as nothing.

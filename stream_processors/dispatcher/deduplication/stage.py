@@ -1,5 +1,5 @@
-"""Deduplication stage: passes on first requests; settles a duplicate by the reply to its first, by nothing, or by a
-rejection for now, or passes it on to admission."""
+"""Deduplication stage: passes on first requests. A duplicate gets a copy of the first request's reply, no reply (the
+first is still running, or its reply is gone) or a temporary rejection, or goes on to admission."""
 
 import asyncio
 import random

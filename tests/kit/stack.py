@@ -65,16 +65,16 @@ class PostgresServer:
 @contextmanager
 def with_template(server: PostgresServer) -> Iterator[PostgresServer]:
     """The server with a migrated database as its template: a copy costs a fifth of the migrations."""
-    with empty_database(server, f"template_{secrets.token_hex(6)}") as made:
-        upgrade(Settings(postgres_dsn=made.dsn, postgres_owner_dsn=made.owner_dsn))
+    with migrated_database(server, f"template_{secrets.token_hex(6)}") as made:
         yield replace(server, template=urlsplit(made.dsn).path.removeprefix("/"))
 
 
 @contextmanager
 def migrated_database(server: PostgresServer, unique: str) -> Iterator[PostgresServer]:
-    """A database with the tables, dropped at the end."""
-    assert server.template, "only the fixture `postgres` has a template"
-    with empty_database(server, unique, server.template) as made:
+    """A database with the tables, dropped at the end: a copy of the server's template if there is one."""
+    with empty_database(server, unique, server.template or "template1") as made:
+        if not server.template:
+            upgrade(Settings(postgres_dsn=made.dsn, postgres_owner_dsn=made.owner_dsn))
         yield made
 
 

@@ -102,8 +102,6 @@ def transactional_producer(settings: KafkaSettings, transactional_id: str, timeo
         "transaction.timeout.ms": timeout_ms,
         "delivery.timeout.ms": timeout_ms // 2,
         "topic.metadata.propagation.max.ms": timeout_ms // 5,
-        # The commit reports success for all records at once: no call into Python for each.
-        "delivery.report.only.error": True,
         "linger.ms": 0,
         "retry.backoff.ms": 2,
         "retry.backoff.max.ms": 50,

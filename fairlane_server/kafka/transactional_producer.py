@@ -215,8 +215,9 @@ class TransactionalProducer:
 
 
 def transactional_producers(settings: KafkaSettings, ids: Iterable[str], timeout_ms: int) -> tuple[Producer, ...]:
-    """A producer for each transactional id."""
-    return tuple(Producer(transactional_producer(settings, one, timeout_ms)) for one in ids)
+    """A producer for each transactional id. It reports failed deliveries alone: a commit reports the success of all."""
+    failures_alone = {"delivery.report.only.error": True}
+    return tuple(Producer(transactional_producer(settings, one, timeout_ms) | failures_alone) for one in ids)
 
 
 def backoff_s(failures: int) -> float:

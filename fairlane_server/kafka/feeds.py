@@ -119,7 +119,7 @@ class TopicFollower(ABC):
                 "enable.partition.eof": True,
                 "isolation.level": "read_committed",
                 "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 500,
+                "fetch.wait.max.ms": 100,
                 "check.crcs": self._settings.kafka_check_crcs,
             },
             READER,

@@ -29,7 +29,6 @@ _FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of Fran
 _TIMEOUT_S = 120.0
 _SERVICES = (*INSTANT_SERVICES, Service("recorder-1", ("-m", "stream_processors.recorder")))
 _CLIENT = "client"
-_NAMES = {"kafka": "broker", "dispatcher-1": "dispatcher", "consumer-generate-1": "consumer", "recorder-1": "recorder"}
 
 
 def run() -> Result:
@@ -98,7 +97,8 @@ def _counters(running: BenchStack) -> Mapping[str, float]:
     found = {_CLIENT: process_time()}
     for view in running.stack.supervisor.processes():
         if view.pid is not None:
-            found[_NAMES.get(view.name, view.name)] = cpu_with_children_s(view.pid)
+            kind = "broker" if view.name == "kafka" else view.name.partition("-")[0]
+            found[kind] = cpu_with_children_s(view.pid)
     return found
 
 

@@ -42,7 +42,7 @@ vllm: $(VLLM_INSTALLED) ## create .venv-vllm, the environment of the vLLM engine
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
-test: $(INSTALLED) ## run the core tests on real servers: 12 minutes on 2 cores
+test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
 
 test-full: $(INSTALLED) $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) ## run the other tests: models, vLLM, benchmarks, faults; SKIP_VLLM=1 leaves vLLM out

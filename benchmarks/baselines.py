@@ -138,7 +138,7 @@ def serve_route(settings: Settings, port: int, topic: str) -> None:
         max_tokens: int
 
     class Body(BaseModel):
-        """What the gateway's route is sent as well."""
+        """The body that the gateway's route also receives."""
 
         model: str
         input: Prompt

@@ -296,7 +296,7 @@ async def cross_tenant_hits(redis_url: str, look_ups: int, texts: int = 200) -> 
 
 
 async def _found(caches: _Caches, one: _Question, tenant: str) -> list[bool]:
-    """Whether a tenant finds anything about a question, in each of the caches."""
+    """Whether a look-up by this tenant hits, for each of the caches."""
     embedding = embedding_key(tenant, _EMBEDDER, one.text)
     return [
         await caches.redis.get(embedding, lambda payload: decode_vector(payload, DIMENSIONS)) is not None,

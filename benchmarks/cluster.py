@@ -1,4 +1,4 @@
-"""What benchmarks run on: a stack of real parts in a temporary folder, services beside it, an engine of its own."""
+"""Stack of a benchmark: real parts in a temporary folder, further services, or a single engine."""
 
 import json
 import os
@@ -128,7 +128,7 @@ class BenchStack:
             yield HttpService(service.url, service.pid, headers)
 
     def command(self, module: str, *arguments: str, env: Mapping[str, str] | None = None) -> Any:
-        """What a command of the project prints as JSON. Raises RuntimeError with its standard error."""
+        """Run a command of the project and parse its JSON output. Raises RuntimeError with its standard error."""
         done = subprocess.run(
             [sys.executable, "-m", module, *arguments, "--json"],
             env={**self.environment, **(env or {})},

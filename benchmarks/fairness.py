@@ -154,7 +154,7 @@ def owners(settings: Settings, tenants: Collection[str], dispatchers: int) -> di
 
 
 def are_shared(found: Mapping[str, frozenset[str]], tenants: Collection[str], dispatchers: int) -> bool:
-    """Whether this number of dispatchers shares all of these tenants, and each has some."""
+    """Whether exactly this many dispatchers own these tenants' partitions, at least one each."""
     counts = [len(own) for own in found.values()]
     return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
 

@@ -38,9 +38,9 @@ _ENVIRONMENT = {"RETRIEVAL_BUDGET_MS": "2000"}
 
 
 def run_of(number: int, question: HandbookQuestion, replies: Mapping[str, InferenceReply]) -> dict[str, float]:
-    """What a question was answered to each who asked it: ``grounded``, ``ungrounded``, ``neighbour``, ``stranger``.
+    """Figures of one question from its four replies: ``grounded``, ``ungrounded``, ``neighbour``, ``stranger``.
 
-    Raises RuntimeError where a model should have answered and did not: no answer must not count as a secret kept.
+    Raises RuntimeError if a model did not answer: a missing answer must not count as a secret kept.
     """
     grounded, ungrounded, neighbour, stranger = (replies[name] for name in _ASKERS)
     for reply in (grounded, ungrounded, neighbour):

@@ -42,7 +42,7 @@ _MIB = 1024 * 1024
 
 
 def attacks(codec: Codec) -> dict[str, tuple[float, Iterator[bytes]]]:
-    """How many batches of each kind are sent a second, and the batches."""
+    """Batches per second and the batches to send, by kind of attack."""
 
     def honest() -> Iterator[bytes]:
         while True:

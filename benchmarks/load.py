@@ -141,7 +141,7 @@ class Observed:
 
     @property
     def late(self) -> bool:
-        """Whether its reply came after its deadline; an ``expired`` one always does."""
+        """Whether the reply came after the deadline; an ``expired`` reply always does."""
         return bool(self.outcome) and (
             self.outcome == Outcome.EXPIRED or self.seen_at_ms > self.submitted_at_ms + self.timeout_ms
         )
@@ -153,14 +153,14 @@ class Observed:
 
 
 def completions(observed: Iterable[Observed]) -> list[ServedRequest]:
-    """What was served, in order of time."""
+    """The served requests, in order of their replies."""
     served = (ServedRequest(one.replied_at_ms, one.tenant, one.cost_tokens) for one in observed if one.served)
     return sorted(served, key=lambda one: one.at_ms)
 
 
 def waits(observed: Iterable[Observed], tenants: Sequence[str], until_ms: int) -> dict[str, list[Interval]]:
-    """When each tenant's requests waited for their turn: from the append to the dispatch, or, for those that are still
-    waiting, to ``until_ms``. What was refused did not wait."""
+    """Waiting intervals of each tenant's requests: from the append to the dispatch, or to ``until_ms`` for those still
+    waiting. Refused requests are left out."""
     found: dict[str, list[Interval]] = {tenant: [] for tenant in tenants}
     for one in observed:
         if one.tenant in found and not one.refused:

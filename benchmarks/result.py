@@ -16,7 +16,7 @@ MEDIAN_OF_REPETITIONS = f"{REPETITIONS} runs, the median of each figure"
 
 
 def this_machine() -> str:
-    """What a result says of the machine that it was measured on."""
+    """Description of the machine of a measurement."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return f"{os.cpu_count()} cores, {round(memory / 2**30)} GiB, Python {platform.python_version()}"
 

@@ -108,10 +108,10 @@ def longest_gap_s(published_at: Mapping[str, float], replied_at: Mapping[str, fl
 
 @dataclass(frozen=True, slots=True)
 class CampaignLoad:
-    """How a run publishes: a burst just before each blow, so that it hits work, and after it a part at a pace.
+    """Load of a fault run: a burst just before each fault, so that work is in flight, then the rest at a steady rate.
 
     Attributes:
-        max_delay_s: bound of the random time between a burst and its blow.
+        max_delay_s: bound of the random time between a burst and its fault.
     """
 
     requests: int

@@ -22,6 +22,7 @@ from benchmarks.vllm_direct import VllmMissingError
 _NAMES = (
     *(
         "cost",
+        "stack-rate",
         "hop-latency",
         "dispatch-rate",
         "exactly-once-cost",

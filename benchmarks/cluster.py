@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
+from urllib.request import urlopen
 
 import yaml
 from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.samples import Sample
 from pydantic import SecretStr
 
 from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
 from deploy.local.ports import PortClaims
+from deploy.local.run_record import RunRecord
 from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
@@ -36,6 +40,7 @@ _LOOK_S = 0.02
 _STOP_TIMEOUT_S = 30.0
 _READY_TIMEOUT_S = 60.0
 _COMMAND_TIMEOUT_S = 600.0
+_SCRAPE_TIMEOUT_S = 5.0
 _NO_LIMITS = {
     "GATEWAY_KEY_RATE_PER_S": "1000000",
     "GATEWAY_KEY_BURST": "1000000",
@@ -83,6 +88,15 @@ class BenchStack:
     def environment(self) -> dict[str, str]:
         """Of a process that reaches the stack."""
         return {**os.environ, **self.stack.endpoints.service_env, **self.env}
+
+    def samples(self, service: str) -> Iterator[Sample]:
+        """The present metrics of a service of the stack. Raises OSError when it does not answer."""
+        record = RunRecord.load(self.stack.data_dir.processes_file)
+        urls = {} if record is None else {one.name: one.health_url or "" for one in record.processes}
+        url = urls[service].removesuffix("/health/ready") + "/metrics"
+        with urlopen(url, timeout=_SCRAPE_TIMEOUT_S) as answer:  # noqa: S310 - our own address
+            for family in text_string_to_metric_families(answer.read().decode()):
+                yield from family.samples
 
     @contextmanager
     def service(self, service: Service) -> Iterator[int]:

@@ -61,7 +61,7 @@ class PoolCapacity:
     ``lost_for_ms`` counts from the last sign of life. ``batches`` has one entry for each live consumer that is counted.
 
     ``owned_partitions`` are those of the pool's topics that a live consumer says it owns, ``work_partitions`` those of
-    consumers that are counted, which get new work. Both are None while that is not known: when nobody lives, or when
+    each consumer that is counted, which get new work. Both are None while that is not known: when nobody lives, or when
     one that lives does not name its partitions, because it is of an older version.
     """
 
@@ -73,7 +73,7 @@ class PoolCapacity:
     lost_for_ms: int = 0
     batches: tuple[BatchCapacity, ...] = ()
     owned_partitions: frozenset[int] | None = None
-    work_partitions: frozenset[int] | None = None
+    work_partitions: tuple[frozenset[int], ...] | None = None
 
     @property
     def max_batch_items(self) -> int:

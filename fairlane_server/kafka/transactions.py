@@ -164,6 +164,11 @@ class TransactionLoop:
         return len(self._pending) + len(self._notes) + self._taken + self._blocked.excess_count
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether settlements wait already for the transaction under way to end."""
+        return bool(self._pending)
+
+    @property
     def blocked_count(self) -> int:
         return self._blocked.count
 

@@ -16,6 +16,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
 from fairlane import metrics
 from fairlane.logs import get_logger
+from fairlane_server.processes import thread_times as _thread_times  # noqa: F401 - registers its metric
 
 log = get_logger(__name__)
 

@@ -227,7 +227,8 @@ class DispatcherApp:
 
     def _learn(self, events: Sequence[FeedEvent]) -> None:
         try:
-            self._dispatcher.updates.learn(events)
+            with metrics.stage_time("feedback"):
+                self._dispatcher.updates.learn(events)
             self._dispatcher.dispatch()
         except Exception as error:  # noqa: BLE001 - asyncio would only log it, and requests popped from the queue would be lost
             self._fail(error)

@@ -35,6 +35,7 @@ SESSION_TIMEOUT_MS = 6_000
 REQUEST_TIMEOUT_S = 2.0
 REJOIN_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 20.0
+_FETCH_MIN_BYTES = 256 * 1024
 
 OnChange = Callable[[frozenset[Partition]], None]
 
@@ -177,6 +178,8 @@ def _config(settings: Settings) -> dict[str, Any]:
         "session.timeout.ms": SESSION_TIMEOUT_MS,
         "heartbeat.interval.ms": SESSION_TIMEOUT_MS // 4,
         "enable.partition.eof": True,
+        # Nobody waits for a row: a broker answers when it has this much, or after ``fetch.wait.max.ms``.
+        "fetch.min.bytes": _FETCH_MIN_BYTES,
     }
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, recovery
+from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, recovery, stack_rate
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.result import Result
 
@@ -75,3 +75,17 @@ def test_the_cost_of_a_request_is_reported_for_every_process_and_load(monkeypatc
     loads = ("open loop", "32 callers", "one at a time")
     assert all(measured[f"processor time of a request, {load}"] > 0 for load in loads)
     assert {f"{process}, open loop" for process in ("broker", "client", "consumer", "dispatcher")} <= measured.keys()
+
+
+def test_the_rates_of_the_stack_stand_beside_those_of_a_bare_chain(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(stack_rate, "repeated", lambda measure: (measure(0),))
+    for name, requests in (("WARM_UP", 40), ("ALONE", 5), ("TOGETHER", 64), ("OPEN", 100)):
+        monkeypatch.setattr(stack_rate, name, requests)
+
+    result = stack_rate.run()
+
+    measured = {figure.name: figure.value for figure in result.figures}
+    for figure in ("rate, open loop", "rate, 32 callers", "median latency, one at a time"):
+        assert measured[figure] / measured[f"{figure}, bare chain"] == pytest.approx(
+            measured[f"{figure}, divided by the bare chain's"]
+        )

@@ -88,7 +88,7 @@ def test_every_class_and_partition_is_followed(log: WorkLog) -> None:
             for work in log.dispatch(2, partition=partition, priority=priority)
         ]
         is_counted(follower, log, 24)
-        assert {follower.in_flight.least_loaded_partition(log.topic(Priority.HIGH)) for _ in range(4)} == {0, 1, 2, 3}
+        assert {follower.in_flight.choose_partition(log.topic(Priority.HIGH)) for _ in range(4)} == {0, 1, 2, 3}
         log.settle(works)
         is_counted(follower, log, 0)
 
@@ -187,14 +187,14 @@ def test_a_pool_that_comes_later_is_followed(pipeline: Pipeline, log: WorkLog) -
     try:
         with following(log, lambda: pools) as follower:
             pools.append(later.pool)
-            assert follower.in_flight.least_loaded_partition(later.topic()) == ANY_PARTITION
+            assert follower.in_flight.choose_partition(later.topic()) == ANY_PARTITION
             made = [NewTopic(later.topic(priority), 2, 1) for priority in Priority]
             for created in pipeline.admin.create_topics(made).values():
                 created.result(10)
             works = later.dispatch(4)
             later.settle(works[:1])
             is_counted(follower, later, 3)
-            assert follower.in_flight.least_loaded_partition(later.topic()) == 1
+            assert follower.in_flight.choose_partition(later.topic()) == 1
             later.settle(works)
             is_counted(follower, later, 0)
     finally:

@@ -59,6 +59,7 @@ class Submitted:
     """Notes and outputs in the order in which they would be written."""
     pending_count: int = 0
     pending_bytes: int = 0
+    has_waiting: bool = False
 
     def note(self, records: Sequence[OutputRecord]) -> None:
         self.notes.extend(records)

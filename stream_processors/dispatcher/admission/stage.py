@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from fairlane import metrics
 from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.ownership import Ownership
@@ -108,33 +109,34 @@ class AdmissionStage:
         may_try_again: list[QueuedRequest] = []
         not_taken: list[QueuedRequest] = []
         gone: list[QueuedRequest] = []
-        for candidate, exceeded in zip(candidates, within_quota, strict=True):
-            queued = candidate.queued
-            if not self.ownership.is_current(queued.claim):
-                if exceeded is None:
-                    gone.append(queued)
-                continue
-            try:
-                verdict = self._decide_as_of_now(queued, exceeded, self.output.clock())
-                if isinstance(verdict, Admission):
-                    self.scheduler.push(verdict.queued)
-                    self.enrichment.begin(verdict.queued)
-                    self.output.admit(verdict)
+        with metrics.stage_time("admission"):
+            for candidate, exceeded in zip(candidates, within_quota, strict=True):
+                queued = candidate.queued
+                if not self.ownership.is_current(queued.claim):
+                    if exceeded is None:
+                        gone.append(queued)
                     continue
-            except RegistryError:
-                # The schema registry is unavailable; the record is fine.
-                raise
-            except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
-                self._dead_letter(candidate, error)
+                try:
+                    verdict = self._decide_as_of_now(queued, exceeded, self.output.clock())
+                    if isinstance(verdict, Admission):
+                        self.scheduler.push(verdict.queued)
+                        self.enrichment.begin(verdict.queued)
+                        self.output.admit(verdict)
+                        continue
+                except RegistryError:
+                    # The schema registry is unavailable; the record is fine.
+                    raise
+                except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
+                    self._dead_letter(candidate, error)
+                    if exceeded is None:
+                        not_taken.append(queued)
+                    else:
+                        self.output.charges.debts.settle(queued.tenant, queued.claim)
+                    continue
+                answered.append(Settlement(queued.claim, verdict))
+                may_try_again.append(queued)
                 if exceeded is None:
                     not_taken.append(queued)
-                else:
-                    self.output.charges.debts.settle(queued.tenant, queued.claim)
-                continue
-            answered.append(Settlement(queued.claim, verdict))
-            may_try_again.append(queued)
-            if exceeded is None:
-                not_taken.append(queued)
         # Before the rejections go out: a sender may retry the same id as soon as it reads one.
         if may_try_again:
             await self.output.accepted_ids.forget([queued.seen for queued in may_try_again])

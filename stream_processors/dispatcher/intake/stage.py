@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from aiokafka.structs import ConsumerRecord
 
+from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.codec import SchemaNotLoadedError
 from fairlane.names import is_backfill
@@ -56,29 +57,31 @@ class IntakeStage:
 
     async def receive(self, poll: Poll) -> None:
         """Take the records of one poll. Backpressure: waits while the intake buffer is full, which stops fetching."""
-        now_ms = self.clock()
-        for (topic, number), records in poll.records.items():
-            partition = PartitionId(topic, number)
-            claims = self.ownership.deliver_many(partition, [record.offset for record in records], poll.epoch)
-            for claim, record in zip(claims, records, strict=True):
-                if claim is not None:
-                    self.buffer.add(claim, _received(partition, record))
-            self.invalid_records.arrived(partition, now_ms)
+        with metrics.stage_time("intake"):
+            now_ms = self.clock()
+            for (topic, number), records in poll.records.items():
+                partition = PartitionId(topic, number)
+                claims = self.ownership.deliver_many(partition, [record.offset for record in records], poll.epoch)
+                for claim, record in zip(claims, records, strict=True):
+                    if claim is not None:
+                        self.buffer.add(claim, _received(partition, record))
+                self.invalid_records.arrived(partition, now_ms)
         self.wake.set()
         await self.buffer.wait_for_room()
 
     def take(self, most: int) -> IntakeBatch:
         """Classify the next ``most`` records. Rejections and dead letters are submitted here and charged to their
         partition's budget of invalid records."""
-        records, batch = self.buffer.take(most), IntakeBatch()
-        batch.has_backfill = any(is_backfill(claim.partition.topic) for claim, _ in records)
-        for claim, record, verdict in self._verdicts(records):
-            if isinstance(verdict, QueuedRequest):
-                (batch.requeued if verdict.handed_back else batch.fresh).append(Candidate(verdict, record))
-            elif isinstance(verdict, CancelCommand):
-                batch.cancels.append((verdict, record))
-            else:
-                self._turned_away(claim, record, verdict)
+        with metrics.stage_time("intake"):
+            records, batch = self.buffer.take(most), IntakeBatch()
+            batch.has_backfill = any(is_backfill(claim.partition.topic) for claim, _ in records)
+            for claim, record, verdict in self._verdicts(records):
+                if isinstance(verdict, QueuedRequest):
+                    (batch.requeued if verdict.handed_back else batch.fresh).append(Candidate(verdict, record))
+                elif isinstance(verdict, CancelCommand):
+                    batch.cancels.append((verdict, record))
+                else:
+                    self._turned_away(claim, record, verdict)
         return batch
 
     def is_ready(self) -> bool:

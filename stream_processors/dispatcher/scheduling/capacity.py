@@ -113,13 +113,13 @@ def _assess(pool: _Pool, now_ms: int) -> None:
         consumer_cost_tokens_per_s=pool.consumer_rate,
         last_cost_tokens_per_s=rate,
         batches=tuple(BatchCapacity(report.max_batch_size, report.max_batch_tokens) for report in counted),
-        owned_partitions=_partitions(reports, among=reports),
+        owned_partitions=frozenset().union(*owned) if (owned := _partitions(reports, among=reports)) else None,
         work_partitions=_partitions(counted, among=reports),
     )
 
 
-def _partitions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -> frozenset[int] | None:
-    """The partitions these own; None if any live consumer does not report its own."""
+def _partitions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -> tuple[frozenset[int], ...] | None:
+    """The partitions of each of these; None if any live consumer does not report its own."""
     if not all(report.partitions for report in among):
         return None
-    return frozenset(partition for report in consumers for partition in report.partitions)
+    return tuple(frozenset(report.partitions) for report in consumers)

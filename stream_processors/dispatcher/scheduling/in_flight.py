@@ -16,7 +16,7 @@ with every request: so the sum over the last set is kept as well.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Container
+from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -53,9 +53,9 @@ class Held:
 
 
 class InFlightLedger:
-    """The sums of one pool. O(1) each, except for ``least_loaded`` and for a call with another set of partitions."""
+    """The sums of one pool. O(1) each, except for ``choose`` and for a call with another set of partitions."""
 
-    __slots__ = ("_among", "_by_partition", "_loads", "_orders", "_within", "total")
+    __slots__ = ("_among", "_by_partition", "_chosen", "_chosen_at", "_loads", "_this_round", "_within", "total")
 
     def __init__(self) -> None:
         self.total = Held()
@@ -64,8 +64,10 @@ class InFlightLedger:
         self._within = self.total
         self._loads: defaultdict[int, int] = defaultdict(int)
         """Tokens by partition."""
-        self._orders: dict[int, list[int]] = {}
-        """Partitions by their number: the one chosen longest ago is first."""
+        self._chosen = 0
+        self._chosen_at: defaultdict[int, int] = defaultdict(int)
+        """By partition, the number of the choice that last fell on it."""
+        self._this_round: set[int] = set()
 
     def count(self, partition: int, tokens: int, items: int, *, is_own: bool) -> None:
         """Add work on this partition; negative numbers remove it."""
@@ -94,18 +96,32 @@ class InFlightLedger:
             self._among = partitions
         return self._within
 
-    def least_loaded(self, count: int, among: frozenset[int] | None) -> int:
-        """The partition of 0 to ``count`` - 1 with the least in flight; among equals the one chosen longest ago. Only
-        of ``among``, if given and any of them exists."""
-        order = self._orders.get(count)
-        if order is None:
-            order = self._orders[count] = list(range(count))
-        chosen = order
-        if among is not None and not among.issuperset(order):
-            chosen = [partition for partition in order if partition in among] or order
-        partition = min(chosen, key=self._loads.__getitem__)
-        order.remove(partition)
-        order.append(partition)
+    def start_round(self) -> None:
+        """Start a round of choices, which are probably committed together."""
+        self._this_round.clear()
+
+    def choose(self, count: int, by_consumer: Iterable[frozenset[int]] | None) -> int:
+        """The partition of 0 to ``count`` - 1 for the next item: one of the consumer with the least in flight.
+
+        In one round all items for a consumer go to one partition, since every further partition of a transaction costs
+        the broker a request and a marker; in the next round to its least loaded one. Among equals, the one chosen
+        longest ago. ``by_consumer``: the partitions of each consumer; where none of them exists, or they are unknown,
+        each partition counts as a consumer's only one.
+        """
+        consumers = [
+            owned for one in by_consumer or () if (owned := [partition for partition in one if partition < count])
+        ] or [[partition] for partition in range(count)]
+        loads, chosen_at = self._loads, self._chosen_at
+        _, _, owned = min(
+            (sum(loads[one] for one in partitions), max(chosen_at[one] for one in partitions), partitions)
+            for partitions in consumers
+        )
+        partition = next((one for one in owned if one in self._this_round), -1)
+        if partition < 0:
+            partition = min(owned, key=lambda one: (loads[one], chosen_at[one], one))
+            self._this_round.add(partition)
+        self._chosen += 1
+        chosen_at[partition] = self._chosen
         return partition
 
 
@@ -343,9 +359,13 @@ class InFlight:
     def pools(self) -> list[str]:
         return [pool for pool, ledger in self._ledgers.items() if ledger.total.tokens]
 
-    def least_loaded_partition(self, topic: str, among: frozenset[int] | None = None) -> int:
-        """The partition of a priority topic with the least cost in flight; equals take turns. ANY_PARTITION while its
-        partitions are unknown. Only of ``among``, if given and the topic has any of them. O(partitions).
+    def start_round(self, pool: str) -> None:
+        """Start a round of choices of this pool; see ``choose_partition``."""
+        self._ledger_of(pool).start_round()
+
+    def choose_partition(self, topic: str, by_consumer: Iterable[frozenset[int]] | None = None) -> int:
+        """The partition of a priority topic for the next item, see ``InFlightLedger.choose``. ANY_PARTITION while its
+        partitions are unknown. O(partitions).
 
         One consumer owns the same partition in all classes of a pool, so work of all classes counts.
         """
@@ -353,7 +373,7 @@ class InFlight:
         if not count:
             return ANY_PARTITION
         pool, _ = pool_of_priority(topic)
-        return self._ledger_of(pool).least_loaded(count, among)
+        return self._ledger_of(pool).choose(count, by_consumer)
 
     # Internals
 

@@ -171,6 +171,7 @@ class Scheduler(Generic[ItemT]):
         for name, pool in self._pools.items():
             if len(pool.queue):
                 self._refresh(name, pool, now_ms)
+                self.in_flight.start_round(name)
                 yield from self._turns_of(name, pool, now_ms)
 
     def take_late(self, now_ms: int) -> list[ItemT]:
@@ -289,7 +290,7 @@ class Scheduler(Generic[ItemT]):
     def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT) -> int:
         """Count the request as in flight. Returns the partition for it."""
         topic = priority_topic(name, item.priority_class)
-        partition = self.in_flight.least_loaded_partition(topic, pool.capacity.work_partitions)
+        partition = self.in_flight.choose_partition(topic, pool.capacity.work_partitions)
         gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
         pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
         reserved = Reserved(

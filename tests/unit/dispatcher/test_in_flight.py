@@ -252,13 +252,13 @@ def test_unbilled_work_takes_bounded_memory() -> None:
 
 
 def test_no_partition_is_chosen_before_any_is_known() -> None:
-    assert InFlight("me").least_loaded_partition(TOPIC) == ANY_PARTITION
+    assert InFlight("me").choose_partition(TOPIC) == ANY_PARTITION
 
 
 def test_equals_take_turns() -> None:
     in_flight = InFlight("me")
     in_flight.set_partitions(TOPIC, 3)
-    assert [in_flight.least_loaded_partition(TOPIC) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
+    assert [in_flight.choose_partition(TOPIC) for _ in range(6)] == [0, 1, 2, 0, 1, 2]
 
 
 def test_what_is_in_flight_in_another_class_counts() -> None:
@@ -266,7 +266,7 @@ def test_what_is_in_flight_in_another_class_counts() -> None:
     in_flight = InFlight("me")
     in_flight.set_partitions(TOPIC, 2)
     in_flight.dispatched(WorkId(priority_topic("p", "low"), 0, 0), seen(1))
-    assert [in_flight.least_loaded_partition(TOPIC) for _ in range(3)] == [1, 1, 1]
+    assert [in_flight.choose_partition(TOPIC) for _ in range(3)] == [1, 1, 1]
 
 
 def both(in_flight: InFlight, partitions: frozenset[int]) -> tuple[int, int]:
@@ -292,10 +292,27 @@ def test_the_choice_of_a_partition_may_be_limited() -> None:
     in_flight = InFlight("me")
     in_flight.set_partitions(TOPIC, 3)
     in_flight.dispatched(WorkId(TOPIC, 1, 0), seen(1))
-    assert [in_flight.least_loaded_partition(TOPIC, frozenset({1})) for _ in range(2)] == [1, 1]
-    assert [in_flight.least_loaded_partition(TOPIC, frozenset({0, 1})) for _ in range(2)] == [0, 0]
-    assert {in_flight.least_loaded_partition(TOPIC, frozenset({7})) for _ in range(2)} == {0, 2}, (
+    assert [in_flight.choose_partition(TOPIC, [frozenset({1})]) for _ in range(2)] == [1, 1]
+    each = [frozenset({0}), frozenset({1})]
+    assert [in_flight.choose_partition(TOPIC, each) for _ in range(2)] == [0, 0]
+    assert {in_flight.choose_partition(TOPIC, [frozenset({7})]) for _ in range(2)} == {0, 2}, (
         "there is no such partition"
+    )
+
+
+def test_in_one_round_what_a_consumer_gets_is_on_one_of_its_partitions() -> None:
+    in_flight, consumers = InFlight("me"), [frozenset({0, 2}), frozenset({1, 3})]
+    in_flight.set_partitions(TOPIC, 4)
+    rounds = []
+    for number in range(3):
+        in_flight.start_round("p")
+        chosen = []
+        for item in range(4):
+            chosen.append(in_flight.choose_partition(TOPIC, consumers))
+            in_flight.reserve(source_of(10 * number + item), reserved(10, partition=chosen[-1]))
+        rounds.append(chosen)
+    assert rounds == [[0, 1, 0, 1], [2, 3, 2, 3], [0, 1, 0, 1]], (
+        "each consumer gets half, and its partitions take turns"
     )
 
 
@@ -305,14 +322,14 @@ def test_only_priority_topics_are_followed() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 1_000)), max_size=60), st.integers(1, 4))
-def test_the_least_loaded_partition_is_chosen(loads: list[tuple[int, int]], count: int) -> None:
+def test_the_choose_partition_is_chosen(loads: list[tuple[int, int]], count: int) -> None:
     in_flight = InFlight("me")
     in_flight.set_partitions(TOPIC, count)
     tokens = [0] * count
     for number, (partition, cost) in enumerate(loads):
         in_flight.dispatched(WorkId(TOPIC, partition % count, number), seen(number, cost))
         tokens[partition % count] += cost
-        assert tokens[in_flight.least_loaded_partition(TOPIC)] == min(tokens)
+        assert tokens[in_flight.choose_partition(TOPIC)] == min(tokens)
 
 
 @given(st.lists(st.integers(1, 1_000), min_size=1, max_size=60), st.integers(1, 4))
@@ -321,7 +338,7 @@ def test_no_partition_is_ahead_by_more_than_one_item(costs: list[int], count: in
     in_flight.set_partitions(TOPIC, count)
     tokens = [0] * count
     for number, cost in enumerate(costs):
-        chosen = in_flight.least_loaded_partition(TOPIC)
+        chosen = in_flight.choose_partition(TOPIC)
         in_flight.reserve(source_of(number), reserved(cost, partition=chosen))
         tokens[chosen] += cost
         assert max(tokens) - min(tokens) <= max(costs)

@@ -9,6 +9,13 @@ from hypothesis import strategies as st
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, InFlightLedger
 
 PARTITIONS = 4
+CONSUMERS = (
+    (),
+    (frozenset({0}),),
+    (frozenset({1, 2}), frozenset({0})),
+    (frozenset({0, 3}), frozenset({1, 2})),
+    (frozenset(range(PARTITIONS)),),
+)
 OWNED = (None, frozenset[int](), frozenset({0}), frozenset({1, 2}), frozenset(range(PARTITIONS)))
 
 
@@ -39,7 +46,7 @@ STEPS = st.lists(
         st.tuples(st.just("comes"), st.integers(ANY_PARTITION, PARTITIONS - 1), st.integers(0, 9), st.booleans()),
         st.tuples(st.just("goes"), st.integers(0, 100)),
         st.tuples(st.just("within"), st.sampled_from(OWNED)),
-        st.tuples(st.just("chosen"), st.sampled_from(OWNED), st.sampled_from((2, PARTITIONS))),
+        st.tuples(st.just("chosen"), st.sampled_from(CONSUMERS), st.sampled_from((2, PARTITIONS)), st.booleans()),
     ),
     max_size=120,
 )
@@ -61,19 +68,27 @@ def test_the_sums_kept_are_the_sums_there_are(steps: list[tuple[object, ...]]) -
                 held = books.within(partitions)
                 found = held.tokens, held.items, held.own_tokens, held.own_items
                 assert found == plain.within(partitions)
-            case ("chosen", partitions, int(count)):
-                assert partitions is None or isinstance(partitions, frozenset)
-                among = set(range(count)) & (partitions or set()) or set(range(count))
+            case ("chosen", consumers, int(count), bool(is_new_round)):
+                assert isinstance(consumers, tuple)
+                existing = [partitions for one in consumers if (partitions := one & set(range(count)))]
+                existing = existing or [frozenset({partition}) for partition in range(count)]
                 loads = plain.loads()
-                chosen = books.least_loaded(count, partitions)
-                assert chosen in among
-                assert loads[chosen] == min(loads[partition] for partition in among)
+                if is_new_round:
+                    books.start_round()
+                chosen = books.choose(count, consumers)
+                owner = next(partitions for partitions in existing if chosen in partitions)
+                assert sum(loads[one] for one in owner) == min(
+                    sum(loads[one] for one in partitions) for partitions in existing
+                )
+                if is_new_round:
+                    assert loads[chosen] == min(loads[one] for one in owner)
+                assert books.choose(count, (owner,)) == chosen, "in one round"
 
 
 def test_equals_take_turns() -> None:
     books = InFlightLedger()
     for _ in range(2_000):
-        chosen = books.least_loaded(3, None)
+        chosen = books.choose(3, None)
         books.count(chosen, 10, 1, is_own=True)
         books.count(chosen, -10, -1, is_own=True)
-    assert [books.least_loaded(3, None) for _ in range(3)] == [2, 0, 1]
+    assert [books.choose(3, None) for _ in range(3)] == [2, 0, 1]

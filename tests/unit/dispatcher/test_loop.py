@@ -14,6 +14,7 @@ from stream_processors.dispatcher.intake.validation import validate
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from tests.kit.dispatcher_bench import NOW_MS, SECRET, Bench, encoded, request
 from tests.kit.intake_records import RETURNED, work_item
+from tests.kit.waiting import eventually_async
 
 
 def test_good_requests_become_work_in_order() -> None:
@@ -346,3 +347,46 @@ def test_of_two_that_try_a_refusal_again_one_is_run() -> None:
     assert work.source == index[request(1).request_id] == SourceCoordinate("requests.acme", 0, 0)
     (event,) = [event for event in bench.audit() if event.decision == Decision.DUPLICATE]
     assert event.source == SourceCoordinate("requests.acme", 0, 1)
+
+
+def test_what_arrives_during_a_transaction_is_decided_after_it() -> None:
+    bench = Bench()
+
+    async def turns() -> tuple[int, int]:
+        bench.transactions.has_waiting = True
+        await bench.write(0, encoded(1))
+        await bench.decide()
+        during = len(bench.transactions.settlements)
+        await bench.write(1, encoded(2))
+        bench.transactions.has_waiting = False
+        bench.dispatcher.on_committed([])
+        await bench.decide()
+        return during, len(bench.transactions.settlements)
+
+    assert asyncio.run(turns()) == (0, 2)
+
+
+def test_a_transaction_that_does_not_end_holds_up_decisions_for_a_moment_only() -> None:
+    bench = Bench()
+
+    async def turn() -> None:
+        bench.transactions.has_waiting = True
+        await bench.write(0, encoded(1))
+        running = asyncio.create_task(bench.dispatcher.run())
+        await eventually_async(lambda: bench.transactions.settlements)
+        running.cancel()
+
+    asyncio.run(turn())
+
+
+def test_a_full_batch_is_decided_during_a_transaction() -> None:
+    bench = Bench(max_undecided=1_000)
+
+    async def turn() -> bool:
+        bench.transactions.has_waiting = True
+        for number in range(512):
+            await bench.write(number, encoded(number))
+        await bench.decide()
+        return bool(bench.transactions.settlements)
+
+    assert asyncio.run(turn())

@@ -76,7 +76,7 @@ def test_events_reach_in_flight() -> None:
     for offset in range(5):
         seen = Dispatched(SourceCoordinate("requests.acme", 0, offset), "acme", "d1", 10)
         assert apply_to_in_flight(in_flight, WorkSeen(WorkId(TOPIC, 0, offset), seen)) is None
-    assert in_flight.least_loaded_partition(TOPIC) == 1
+    assert in_flight.choose_partition(TOPIC) == 1
     settled = apply_to_in_flight(in_flight, usage(TOPIC, 3))
     assert settled is not None
     assert settled.usage == usage(TOPIC, 3)
@@ -84,4 +84,4 @@ def test_events_reach_in_flight() -> None:
     assert in_flight.tokens("shared") == 20
     apply_to_in_flight(in_flight, PartitionRecreated(TOPIC, 0))
     assert in_flight.tokens("shared") == 0
-    assert in_flight.least_loaded_partition("priority.shared.low") == ANY_PARTITION
+    assert in_flight.choose_partition("priority.shared.low") == ANY_PARTITION

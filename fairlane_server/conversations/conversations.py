@@ -11,10 +11,11 @@
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
+from fairlane.closing import Closing
 from fairlane.names import is_name
 from fairlane.records import Message
 from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, StoredTurns
@@ -131,7 +132,7 @@ class ConversationSummary:
     last_at_ms: int
 
 
-class Conversations:
+class Conversations(Closing):
     """The conversations of one tenant. Those of other tenants are not found, as if they did not exist."""
 
     def __init__(self, dsn: str, tenant: str) -> None:
@@ -140,12 +141,6 @@ class Conversations:
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._tenant = tenant
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._kept.close()

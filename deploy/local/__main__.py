@@ -9,7 +9,6 @@ from types import FrameType
 from typing import Annotated, TextIO
 
 import typer
-import yaml
 from rich.console import Console as RichConsole
 from rich.table import Table
 
@@ -29,7 +28,10 @@ from deploy.local.services import ENGINES, MODELS_FILE, default_services, defaul
 from deploy.local.stack import LocalStack
 from deploy.local.status import StackStatus, read_status
 from deploy.local.supervisor import Supervisor
+from fairlane.outcomes import Task
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
+from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.models import load_models
 
 DOWN_TIMEOUT_S = 120.0
 INTERRUPTED = 130
@@ -260,13 +262,12 @@ def demo_key(data_dir: DataDir, owner_dsn: str) -> tuple[str, bool]:
 
 def demo_tenant() -> str:
     """The first tenant of deploy/tenants.yaml."""
-    return str(yaml.safe_load(TENANTS_FILE.read_text(encoding="utf-8"))["tenants"][0]["tenant"])
+    return load_tenants(TENANTS_FILE)[0].tenant
 
 
 def demo_model() -> str:
     """The first model of deploy/models.yaml that generates text."""
-    models = yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8"))["models"]
-    return next(str(model["model"]) for model in models if "generate" in model["tasks"])
+    return next(model.model for model in load_models(MODELS_FILE) if Task.GENERATE in model.tasks)
 
 
 def addresses(endpoints: Endpoints) -> str:

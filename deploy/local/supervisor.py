@@ -17,7 +17,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from deploy.local.layout import PROJECT_ROOT, StackError
@@ -319,9 +318,7 @@ class Supervisor:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     # ------------------------------------------------------------------ in the supervisor's thread

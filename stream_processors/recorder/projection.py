@@ -1,6 +1,6 @@
 """Projection of log records to table rows. Pure: no Kafka client, no database, no clock."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -90,9 +90,9 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
     for record in records:
         try:
             if record.topic in _LATEST:
-                mirror = _LATEST[record.topic]
-                key, row = _mirrored(record, mirror, codec)
-                latest.setdefault(mirror.table.name, {})[key] = row
+                table, record_type = _LATEST[record.topic]
+                key, row = _mirrored(record, table, record_type, codec)
+                latest.setdefault(table.name, {})[key] = row
             else:
                 for table, row in _event(record, codec):
                     events.setdefault(table.name, []).append(row)
@@ -201,22 +201,14 @@ def _audit(event: AuditEvent, record: LogRecord) -> Row:
     return _row(AUDIT_LOGS, {**_fields(event), **places, "inputs": json_text(event.inputs)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Mirror:
-    """A compacted topic and the table that holds its newest record per key."""
-
-    table: Table
-    record_type: type
-    key_of: Callable[[Any], str]
-
-
-_LATEST: Mapping[str, _Mirror] = {
-    CONTROL_TENANTS: _Mirror(TENANTS, TenantSpec, lambda record: str(record.tenant)),
-    CONTROL_MODELS: _Mirror(MODELS, ModelVersion, lambda record: str(record.model)),
+_LATEST: Mapping[str, tuple[Table, type]] = {
+    CONTROL_TENANTS: (TENANTS, TenantSpec),
+    CONTROL_MODELS: (MODELS, ModelVersion),
 }
+"""Compacted topics: the table that holds the newest record per key, and the type of the records."""
 
 
-def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Row | None]:
+def _mirrored(record: LogRecord, table: Table, record_type: type, codec: Codec) -> tuple[str, Row | None]:
     """Key and row; no row for a tombstone."""
     if record.value is None:
         try:
@@ -224,9 +216,9 @@ def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Ro
         except UnicodeDecodeError:
             raise DecodeError(DecodeProblem.INVALID_BODY, "the key of a tombstone is no text") from None
         return storable(key), None
-    value: Any = codec.decode_as(mirror.record_type, record.value)
-    values = {name: _json_list(v) if isinstance(v, tuple) else v for name, v in _fields(value).items()}
-    return storable(mirror.key_of(value)), _row(mirror.table, values)
+    values = _fields(codec.decode_as(record_type, record.value))
+    values = {name: _json_list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return storable(values[table.key[0]]), _row(table, values)
 
 
 def _json_list(values: tuple[Any, ...]) -> str:

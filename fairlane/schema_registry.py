@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from fairlane.codec import Codec, SchemaSource
 from fairlane.schema_files import SchemaFiles, canonical_form, committed_schemas, default_codec
-from fairlane.schema_safety import MAX_SCHEMA_CHARS, SchemaRefusedError, check_schema
+from fairlane.schema_safety import MAX_SCHEMA_CHARS, SchemaRefusedError, check_schema, full_name
 from fairlane.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -277,11 +277,6 @@ def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
         raise
     except Exception as error:  # noqa: BLE001 - fastavro fails in many ways on a schema; all mean that it cannot be used
         raise SchemaRefusedError(f"no Avro schema ({type(error).__name__})") from None
-    if _full_name(schema) != subject:
+    if full_name(str(schema.get("name", "")), schema.get("namespace")) != subject:
         raise SchemaRefusedError(f"its name is not {subject}")
     return cast("dict[str, Any]", schema)
-
-
-def _full_name(schema: Mapping[str, Any]) -> str:
-    name, namespace = str(schema.get("name", "")), schema.get("namespace")
-    return name if "." in name or not namespace else f"{namespace}.{name}"

@@ -8,7 +8,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -18,10 +18,12 @@ from uuid import uuid4
 import typer
 
 from fairlane.clock import now_ms
+from fairlane.codec import Codec
 from fairlane.dead_letters import position_name
 from fairlane.names import DEAD_LETTER_REQUESTS, DEAD_LETTER_WORK
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import codec_for
+from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     AsJson,
     BootstrapServers,
@@ -282,11 +284,7 @@ def replay_command(
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     codec = codec_for(settings)
     run = _Run(ReplayRate(rate), limit, as_json=as_json)
-    who = f"dlq:{settings.kafka_sasl_username or getpass.getuser()}"
-    with (
-        DeadLetterReader(settings, codec) as log,
-        nullcontext() if dry_run else Replayer(settings, codec, who, now_ms) as replayer,
-    ):
+    with DeadLetterReader(settings, codec) as log, _replayer(settings, codec, dry_run=dry_run) as replayer:
         # After the replayer has fenced all others, and up to the very end of the log: what they did is then found.
         stretches = log.stretches(
             topics_of(topic), since_ms=selection.since_ms, partition=partition, whole=replayer is not None
@@ -298,6 +296,12 @@ def replay_command(
             run.report(dry_run=dry_run)
     if run.counts["failed"] or run.stopping():
         raise typer.Exit(1)
+
+
+def _replayer(settings: Settings, codec: Codec, *, dry_run: bool) -> AbstractContextManager[Replayer | None]:
+    if dry_run:
+        return nullcontext()
+    return Replayer(settings, codec, f"dlq:{settings.kafka_sasl_username or getpass.getuser()}", now_ms)
 
 
 _SELECTED, _REPLAYED = 1, 2

@@ -325,22 +325,12 @@ def _written(record: object, prefix: bytes, schema: Any, to_plain: _Convert) -> 
     return body.getvalue()
 
 
-def _inner_of_optional(annotation: Any) -> Any | None:
-    if get_origin(annotation) in (Union, UnionType):
-        (inner,) = [argument for argument in get_args(annotation) if argument is not type(None)]
-        return inner
-    return None
-
-
-def _optional(convert: _Convert | None) -> _Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
-
-
 def _converter(annotation: Any, *, to_plain: bool) -> _Convert | None:
     """Converter between a value of this type and what fastavro writes and reads; None if no conversion is needed."""
-    inner = _inner_of_optional(annotation)
-    if inner is not None:
-        return _optional(_converter(inner, to_plain=to_plain))
+    if get_origin(annotation) in (Union, UnionType):
+        (inner,) = [argument for argument in get_args(annotation) if argument is not type(None)]
+        present = _converter(inner, to_plain=to_plain)
+        return None if present is None else lambda value: None if value is None else present(value)
     if get_origin(annotation) is tuple:
         convert = _converter(get_args(annotation)[0], to_plain=to_plain)
         if convert is None:

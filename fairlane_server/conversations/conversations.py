@@ -8,7 +8,7 @@
 ...     conversations.delete("orders-17")
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -89,15 +89,13 @@ def _turns_of(rows: Rows, *, has_after: bool) -> StoredTurns:
 def turn_of(row: Sequence[Any]) -> StoredTurn:
     """Build a turn from a row that begins with request_id, messages, answer, tokens and replied_at_ms."""
     request_id, messages, answer, tokens, replied_at_ms = row[:5]
-    return StoredTurn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
+    return StoredTurn(
+        request_id, tuple(Message(said["role"], said["content"]) for said in messages), answer, tokens, replied_at_ms
+    )
 
 
 def stored_name(name: str) -> str:
     return without_nul(clean_text(name))
-
-
-def _message(stored: Mapping[str, str]) -> Message:
-    return Message(stored["role"], stored["content"])
 
 
 APPLICATION_NAME = "fairlane-conversations"

@@ -30,12 +30,14 @@ class SetupStep:
         arguments: of `python`.
         after: parts or steps that it needs.
         as_owner: whether it gets the role that owns the tables.
+        env: added to the addresses of the parts.
     """
 
     name: str
     arguments: tuple[str, ...]
     after: tuple[str, ...]
     as_owner: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def spec(self, endpoints: Endpoints, known: Sequence[str]) -> ProcessSpec:
         """What to run; of `after` only what the stack itself runs counts, the rest is external."""
@@ -43,7 +45,7 @@ class SetupStep:
         return ProcessSpec(
             name=self.name,
             argv=(sys.executable, *self.arguments),
-            env={**env, "PYTHONUNBUFFERED": "1"},
+            env={**env, "PYTHONUNBUFFERED": "1", **self.env},
             without_env=() if self.as_owner else (POSTGRES_OWNER_VARIABLE,),
             depends_on=tuple(name for name in known if part_of(name) in self.after),
             one_shot=True,

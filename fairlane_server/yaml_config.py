@@ -5,7 +5,6 @@ wrong kind raises a `ConfigError` with the file, the line and the key.
 """
 
 import re
-import sys
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -112,12 +111,12 @@ class YamlNode:
             raise self.error(f"must be at most {_LARGEST_INTEGER}")
         return self.value
 
-    def number(self, above: float) -> float:
-        """A finite number greater than ``above``."""
+    def number(self, minimum: float, maximum: float) -> float:
+        """A number within the bounds, both included."""
         if not isinstance(self.value, int | float) or isinstance(self.value, bool):
             raise self.error(f"must be a number, not {self.value!r}")
-        if not above < self.value <= sys.float_info.max:
-            raise self.error(f"must be a finite number above {above:g}, not {self.value}")
+        if not minimum <= self.value <= maximum:
+            raise self.error(f"must be from {minimum} to {maximum}, not {self.value}")
         return float(self.value)
 
 

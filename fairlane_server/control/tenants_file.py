@@ -12,6 +12,11 @@ from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_
 # small parts, and times would overflow their fields.
 _LEAST_RATE, _LARGEST_RATE = 0.001, 1_000_000
 
+_COUNTS = (
+    *("max_queue_requests", "max_queue_bytes", "burst_requests", "tokens_per_minute", "tokens_per_day"),
+    *("max_prompt_tokens", "max_completion_tokens"),
+)
+
 FORBIDDABLE = tuple(step for step in Degradation if step is not Degradation.NO_HISTORY)
 """Degradations that a tenant may forbid. A missing history is a failure and not a step that the dispatcher chooses."""
 
@@ -40,28 +45,13 @@ def check_numbers(spec: TenantSpec) -> None:
     """Check a specification that was not read from a file against the file's bounds. Raises ValueError."""
     rates = {"weight": spec.weight, "requests_per_s": spec.requests_per_s}
     rates |= {f"weight of group {group.group}": group.weight for group in spec.groups}
-    counts = {
-        "max_queue_requests": spec.max_queue_requests,
-        "max_queue_bytes": spec.max_queue_bytes,
-        "burst_requests": spec.burst_requests,
-        "tokens_per_minute": spec.tokens_per_minute,
-        "tokens_per_day": spec.tokens_per_day,
-        "max_prompt_tokens": spec.max_prompt_tokens,
-        "max_completion_tokens": spec.max_completion_tokens,
-    }
     for name, rate in rates.items():
         if rate is not None and not _LEAST_RATE <= rate <= _LARGEST_RATE:
             raise ValueError(f"{name}: must be from {_LEAST_RATE} to {_LARGEST_RATE}, not {rate}")
-    for name, count in counts.items():
+    for name in _COUNTS:
+        count = getattr(spec, name)
         if count is not None and count < 1:
             raise ValueError(f"{name}: must be at least 1, not {count}")
-
-
-def _rate(node: YamlNode) -> float:
-    rate = node.number(above=0)
-    if not _LEAST_RATE <= rate <= _LARGEST_RATE:
-        raise node.error(f"must be from {_LEAST_RATE} to {_LARGEST_RATE}, not {node.value}")
-    return rate
 
 
 def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
@@ -85,6 +75,7 @@ def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
     return tuple(groups.values())
 
 
+_rate = partial(YamlNode.number, minimum=_LEAST_RATE, maximum=_LARGEST_RATE)
 _name = partial(YamlNode.string, pattern=TENANT_PATTERN)
 _whole = partial(YamlNode.integer, minimum=1)
 _GROUP: dict[str, Reader] = {"weight": _rate, "parent": _name}

@@ -177,6 +177,6 @@ def test_nodes_give_values_and_the_lines_of_their_keys(tmp_path: Path) -> None:
     inside = root.fields["a"].fields
     assert (inside["b"].line, inside["b"].items[1].fields["c"].line) == (2, 4)
     number = inside["d"]
-    assert number.number(above=0) == 2.5
-    with pytest.raises(ConfigError, match=r"a\.d: must be a finite number above 3"):
-        number.number(above=3)
+    assert number.number(2, 3) == 2.5
+    with pytest.raises(ConfigError, match=r"a\.d: must be from 3 to 4, not 2\.5"):
+        number.number(3, 4)

@@ -7,7 +7,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
@@ -23,7 +23,7 @@ from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
 from deploy.local.ports import PortClaims
 from deploy.local.run_record import RunRecord
-from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep
+from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep, default_setup
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
 from fairlane.records import ModelVersion
@@ -183,18 +183,11 @@ def cluster(
             models_file.write_text(yaml.safe_dump({"models": [dict(model) for model in models]}))
         files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file)}
         shared = {**files, "LOG_LEVEL": "WARNING", **(env or {})}
-        command = ("-m", "fairlane_server.cli")
-        of_tenants, of_models = ("--tenants-file", str(tenants_file)), ("--models-file", str(models_file))
-        ours = (*topics, *(f"{topic}={count}" for topic, count in (partitions or {}).items()))
         setup = [
-            SetupStep("setup-topics", (*command, "topics", "apply", *of_tenants, *of_models), after=("kafka",)),
-            SetupStep("setup-models", (*command, "models", "apply", *of_models), after=("setup-topics",)),
-            SetupStep("setup-tenants", (*command, "tenants", "apply", *of_tenants), after=("setup-models",)),
+            replace(step, env=files) for step in default_setup() if "postgres" in parts or "postgres" not in step.after
         ]
-        if ours:
+        if ours := (*topics, *(f"{topic}={count}" for topic, count in (partitions or {}).items())):
             setup.append(SetupStep("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)))
-        if "postgres" in parts:
-            setup.append(SetupStep("setup-tables", (*command, "db", "upgrade"), ("postgres",), as_owner=True))
         stack = LocalStack(
             data_dir=folder / "stack",
             parts=parts,

@@ -13,10 +13,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
+from fairlane.closing import Closing
 from fairlane.records import InferenceRequest, ModelVersion
 from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engines.prompts import PromptEncoder, TextPrompt, prepare_text
@@ -48,7 +49,7 @@ def check_python(python: Path) -> None:
         raise VllmMissingError(f"{python} is missing: run `make vllm`, or set SKIP_VLLM=1 to leave vLLM out")
 
 
-class DirectVllm:
+class DirectVllm(Closing):
     """The process. It loads while others start: ``wait_loaded`` before the first ``answer``."""
 
     def __init__(self, python: Path, model: ModelVersion, models_dir: Path) -> None:
@@ -64,10 +65,7 @@ class DirectVllm:
         assert self._process.stdout is not None
         self._requests, self._answers = self._process.stdin, self._process.stdout
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
+    def close(self) -> None:
         self._requests.close()
         try:
             self._process.wait(_END_TIMEOUT_S)

@@ -4,11 +4,15 @@ python -m deploy.settings_docs [--check]
 """
 
 import argparse
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
+from textwrap import dedent
 from typing import get_args
 
 import yaml
@@ -86,8 +90,11 @@ class ComposeFile:
 
 
 def setting_variables(model: type[KafkaSettings] = Settings) -> tuple[Variable, ...]:
-    """Every setting of a class, in its order."""
-    return tuple(_setting(name, field) for name, field in model.model_fields.items())
+    """Every setting of a class, in its order. Raises ValueError: one is not described."""
+    meanings = {name: meaning for kind in reversed(model.__mro__) for name, meaning in _meanings(kind)}
+    if mute := model.model_fields.keys() - meanings.keys():
+        raise ValueError(f"{', '.join(sorted(mute))}: no description below it")
+    return tuple(_setting(name, field, meanings[name]) for name, field in model.model_fields.items())
 
 
 def read_compose(text: str) -> ComposeFile:
@@ -228,13 +235,22 @@ def main(arguments: list[str] | None = None, root: Path = PROJECT_ROOT) -> int:
     return 1 if options.check and found else 0
 
 
-def _setting(name: str, field: FieldInfo) -> Variable:
-    if not field.description:
-        raise ValueError(f"{name} has no description")
+def _meanings(kind: type) -> Iterator[tuple[str, str]]:
+    """The names of a class's own settings, and the strings below them. pydantic could keep these, but then every
+    process would read its own source."""
+    if issubclass(kind, KafkaSettings):
+        (definition,) = ast.parse(dedent(inspect.getsource(kind))).body
+        for setting, below in pairwise(definition.body if isinstance(definition, ast.ClassDef) else ()):
+            match setting, below:
+                case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str(text))):
+                    yield name, " ".join(text.split()).removesuffix(".")
+
+
+def _setting(name: str, field: FieldInfo, meaning: str) -> Variable:
     value = field.default.get_secret_value() if isinstance(field.default, SecretStr) else field.default
     text = "" if value is None else str(value)
     default = text.removesuffix(".0") if isinstance(value, float) else text
-    return Variable(name.upper(), default, _values(field), field.description)
+    return Variable(name.upper(), default, _values(field), meaning)
 
 
 def _values(field: FieldInfo) -> str:

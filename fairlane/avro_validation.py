@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
+from fairlane.schema_safety import full_name
+
 Bound = Callable[[str, str], int]
 """Maximum number of items in a list or map, by record name (without namespace) and field name."""
 
@@ -92,7 +94,7 @@ class RecordScan:
 
     def _of(self, schema: Any, namespace: str, record: str, field: str) -> _Walk:
         if isinstance(schema, str):
-            return self._named.get(_full_name(schema, namespace)) or self._primitive(schema)
+            return self._named.get(full_name(schema, namespace)) or self._primitive(schema)
         if isinstance(schema, list):
             return _union([self._of(branch, namespace, record, field) for branch in schema])
         kind = schema["type"]
@@ -112,14 +114,14 @@ class RecordScan:
         return self._of(kind, namespace, record, field)
 
     def _record(self, schema: Mapping[str, Any], namespace: str) -> _Walk:
-        full = _full_name(schema["name"], schema.get("namespace", namespace))
+        full = full_name(schema["name"], schema.get("namespace", namespace))
         inner, _, name = full.rpartition(".")
         steps = [(entry["name"], self._of(entry["type"], inner, name, entry["name"])) for entry in schema["fields"]]
         walk = self._named[full] = _fields(steps)
         return walk
 
     def _define(self, schema: Mapping[str, Any], namespace: str, walk: _Walk) -> _Walk:
-        self._named[_full_name(schema["name"], schema.get("namespace", namespace))] = walk
+        self._named[full_name(schema["name"], schema.get("namespace", namespace))] = walk
         return walk
 
     def _primitive(self, kind: str) -> _Walk:
@@ -128,10 +130,6 @@ class RecordScan:
         if kind in {"int", "long"}:
             return _step_over_long
         return _text if kind == "string" and self._check_text else _bytes
-
-
-def _full_name(name: str, namespace: str) -> str:
-    return name if "." in name or not namespace else f"{namespace}.{name}"
 
 
 def _name_of(schema: Any) -> str:

@@ -213,7 +213,7 @@ class Codec:
         if type_by_name.get(record_type.__name__) is not record_type:
             raise TypeError(f"{record_type.__name__} has no schema")
         schema_id, schema = self._source.writer(record_type.__name__)
-        to_plain = _to_plain(record_type) or _identity
+        to_plain = _record_converter(record_type, to_plain=True)
         prepared = (_FRAME.pack(MAGIC_BYTE, schema_id), parse_schema(dict(schema)), to_plain)
         self._writers[record_type] = prepared
         return prepared
@@ -226,7 +226,7 @@ class Codec:
         named: dict[str, Any] = {}
         parse_schema(first["type"], named_schemas=named)
         rest = parse_schema({**schema, "fields": others}, named_schemas=named)
-        prepared = (_FRAME.pack(MAGIC_BYTE, schema_id), rest, _record_to_plain(record_type, skip=1))
+        prepared = (_FRAME.pack(MAGIC_BYTE, schema_id), rest, _record_converter(record_type, to_plain=True, skip=1))
         self._rest_writers[record_type] = prepared
         return prepared
 
@@ -245,7 +245,7 @@ class Codec:
             record_type,
             parse_schema(dict(writer_schema)),
             None if same else parse_schema(dict(reader_schema)),
-            _from_plain(record_type) or _identity,
+            _record_converter(record_type, to_plain=False),
             RecordScan(writer_schema, max_items),
             max_record_bytes(name),
         )
@@ -325,71 +325,36 @@ def _written(record: object, prefix: bytes, schema: Any, to_plain: _Convert) -> 
     return body.getvalue()
 
 
-def _identity(value: Any) -> Any:
-    return value
-
-
-def _inner_of_optional(annotation: Any) -> Any | None:
+def _converter(annotation: Any, *, to_plain: bool) -> _Convert | None:
+    """Converter between a value of this type and what fastavro writes and reads; None if no conversion is needed."""
     if get_origin(annotation) in (Union, UnionType):
         (inner,) = [argument for argument in get_args(annotation) if argument is not type(None)]
-        return inner
-    return None
-
-
-def _optional(convert: _Convert | None) -> _Convert | None:
-    return None if convert is None else lambda value: None if value is None else convert(value)
-
-
-def _to_plain(annotation: Any) -> _Convert | None:
-    """Converter from a value of this type to what fastavro writes; None if no conversion is needed."""
-    inner = _inner_of_optional(annotation)
-    if inner is not None:
-        return _optional(_to_plain(inner))
+        present = _converter(inner, to_plain=to_plain)
+        return None if present is None else lambda value: None if value is None else present(value)
     if get_origin(annotation) is tuple:
-        convert = _to_plain(get_args(annotation)[0])
-        return None if convert is None else lambda values: [convert(value) for value in values]
+        convert = _converter(get_args(annotation)[0], to_plain=to_plain)
+        if convert is None:
+            return None if to_plain else tuple
+        if to_plain:
+            return lambda values: [convert(value) for value in values]
+        return lambda values: tuple([convert(value) for value in values])
     if is_dataclass(annotation):
-        return _record_to_plain(cast("type", annotation))
+        return _record_converter(cast("type", annotation), to_plain=to_plain)
     return None
 
 
-def _record_to_plain(record_type: type, skip: int = 0) -> _Convert:
+def _record_converter(record_type: type, *, to_plain: bool, skip: int = 0) -> _Convert:
     # One generated expression per type: this is the dispatcher's hottest code, and a loop over fields takes twice as
     # long.
     hints = get_type_hints(record_type)
-    scope: dict[str, Any] = {}
-    parts = []
-    for entry in fields(record_type)[skip:]:
-        convert = _to_plain(hints[entry.name])
-        value = f"record.{entry.name}"
-        if convert is not None:
-            scope[f"convert_{entry.name}"] = convert
-            value = f"convert_{entry.name}({value})"
-        parts.append(f"{entry.name!r}: {value}")
-    return cast("_Convert", eval(f"lambda record: {{{', '.join(parts)}}}", scope))  # noqa: S307 - our own field names
-
-
-def _from_plain(annotation: Any) -> _Convert | None:
-    inner = _inner_of_optional(annotation)
-    if inner is not None:
-        return _optional(_from_plain(inner))
-    if get_origin(annotation) is tuple:
-        convert = _from_plain(get_args(annotation)[0])
-        return tuple if convert is None else lambda values: tuple([convert(value) for value in values])
-    if is_dataclass(annotation):
-        return _record_from_plain(cast("type", annotation))
-    return None
-
-
-def _record_from_plain(record_type: type) -> _Convert:
-    hints = get_type_hints(record_type)
     scope: dict[str, Any] = {"make": record_type}
     parts = []
-    for entry in fields(record_type):
-        convert = _from_plain(hints[entry.name])
-        value = f"plain[{entry.name!r}]"
+    for entry in fields(record_type)[skip:]:
+        convert = _converter(hints[entry.name], to_plain=to_plain)
+        value = f"given.{entry.name}" if to_plain else f"given[{entry.name!r}]"
         if convert is not None:
             scope[f"convert_{entry.name}"] = convert
             value = f"convert_{entry.name}({value})"
-        parts.append(value)
-    return cast("_Convert", eval(f"lambda plain: make({', '.join(parts)})", scope))  # noqa: S307 - our own field names
+        parts.append(f"{entry.name!r}: {value}" if to_plain else value)
+    made = f"{{{', '.join(parts)}}}" if to_plain else f"make({', '.join(parts)})"
+    return cast("_Convert", eval(f"lambda given: {made}", scope))  # noqa: S307 - our own field names

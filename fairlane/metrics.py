@@ -1,13 +1,18 @@
 """All Prometheus metrics, declared once, with units in their names and bounded labels (``control.tenants`` bounds
 tenants)."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from time import thread_time
 
 from prometheus_client import Counter, Gauge, Histogram
 
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
+
+
+def _latency(name: str, what: str, labels: Sequence[str] = ()) -> Histogram:
+    return Histogram(name, what, labels, buckets=_LATENCY_BUCKETS_S)
+
 
 REQUESTS_READ = Counter("fairlane_requests_read_total", "Requests read from tenants' topics", ["tenant"])
 DECISIONS = Counter("fairlane_decisions_total", "Decisions of the dispatcher", ["tenant", "decision", "code"])
@@ -16,18 +21,13 @@ DEGRADATIONS = Counter("fairlane_degradations_total", "Degradation steps taken",
 STAGE_CPU_SECONDS = Counter("fairlane_stage_cpu_seconds_total", "Processor time of the dispatcher's stages", ["stage"])
 WAITING_REQUESTS = Gauge("fairlane_waiting_requests", "Requests waiting to be scheduled", ["pool", "priority_class"])
 WAITING_TOKENS = Gauge("fairlane_waiting_cost_tokens", "Estimated cost of waiting requests", ["pool", "priority_class"])
-WAIT_SECONDS = Histogram(
-    "fairlane_wait_seconds",
-    "From submission to dispatch",
-    ["pool", "priority_class"],
-    buckets=_LATENCY_BUCKETS_S,
-)
+WAIT_SECONDS = _latency("fairlane_wait_seconds", "From submission to dispatch", ["pool", "priority_class"])
 RETRIEVALS = Counter(
     "fairlane_retrievals_total", "Retrievals by mode, and the reason for less than the full one", ["mode", "reason"]
 )
 RETRIEVALS_UNDER_WAY = Gauge("fairlane_retrievals_under_way", "Retrievals in progress")
 HISTORIES = Counter("fairlane_histories_total", "Look-ups of earlier turns, by the reason of a failure", ["reason"])
-RETRIEVAL_SECONDS = Histogram("fairlane_retrieval_seconds", "Duration of a retrieval", buckets=_LATENCY_BUCKETS_S)
+RETRIEVAL_SECONDS = _latency("fairlane_retrieval_seconds", "Duration of a retrieval")
 IN_FLIGHT_TOKENS = Gauge("fairlane_in_flight_cost_tokens", "Cost dispatched and not settled, fleet-wide", ["pool"])
 WINDOW_TOKENS = Gauge("fairlane_window_cost_tokens", "Maximum cost in flight, fleet-wide", ["pool"])
 WINDOW_SHARE = Gauge("fairlane_window_share", "This dispatcher's share of the window, 0 to 1", ["pool"])
@@ -48,15 +48,10 @@ REPLIES = Counter("fairlane_replies_total", "Final replies committed by the cons
 BATCH_ITEMS = Histogram(
     "fairlane_batch_items", "Items per micro-batch", ["model"], buckets=(1, 2, 4, 8, 16, 32, 64, 128)
 )
-BATCH_WAIT_SECONDS = Histogram(
-    "fairlane_batch_wait_seconds",
-    "From the read of an item to the start of its batch",
-    ["model"],
-    buckets=_LATENCY_BUCKETS_S,
+BATCH_WAIT_SECONDS = _latency(
+    "fairlane_batch_wait_seconds", "From the read of an item to the start of its batch", ["model"]
 )
-ENGINE_SECONDS = Histogram(
-    "fairlane_engine_seconds", "Run time of a micro-batch", ["model"], buckets=_LATENCY_BUCKETS_S
-)
+ENGINE_SECONDS = _latency("fairlane_engine_seconds", "Run time of a micro-batch", ["model"])
 ENGINE_BUSY_SECONDS = Counter(
     "fairlane_engine_busy_seconds_total",
     "Time in which an engine was running anything; overlapping runs count once",
@@ -86,18 +81,10 @@ BATCH_FILL = Histogram(
 COMPUTED_TOKENS = Counter(
     "fairlane_computed_tokens_total", "Tokens that engines computed; padding is counted apart", ["model", "kind"]
 )
-FIRST_TOKEN_SECONDS = Histogram(
-    "fairlane_time_to_first_token_seconds",
-    "From the read of a streaming item to its first text",
-    ["model"],
-    buckets=_LATENCY_BUCKETS_S,
+FIRST_TOKEN_SECONDS = _latency(
+    "fairlane_time_to_first_token_seconds", "From the read of a streaming item to its first text", ["model"]
 )
-INTER_TOKEN_SECONDS = Histogram(
-    "fairlane_inter_token_seconds",
-    "Time between two texts of a streaming item",
-    ["model"],
-    buckets=_LATENCY_BUCKETS_S,
-)
+INTER_TOKEN_SECONDS = _latency("fairlane_inter_token_seconds", "Time between two texts of a streaming item", ["model"])
 RETRIES = Counter("fairlane_retries_total", "Repeated runs of items", ["model", "reason"])
 OUT_OF_MEMORY = Counter(
     "fairlane_out_of_memory_total", "Runs that failed because the engine ran out of memory", ["model"]
@@ -110,9 +97,7 @@ CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items cancelled
 RUNNING_ITEMS = Gauge("fairlane_running_items", "Items that an engine is processing", ["model"])
 PREFETCHED_ITEMS = Gauge("fairlane_prefetched_items", "Items held in memory, waiting for a batch", ["priority"])
 
-TRANSACTION_SECONDS = Histogram(
-    "fairlane_transaction_seconds", "Time from begin to commit of a Kafka transaction", buckets=_LATENCY_BUCKETS_S
-)
+TRANSACTION_SECONDS = _latency("fairlane_transaction_seconds", "Time from begin to commit of a Kafka transaction")
 TRANSACTION_RECORDS = Histogram(
     "fairlane_transaction_records",
     "Source records settled per transaction",
@@ -212,8 +197,8 @@ REPLIES_SERVED = Counter(
 REPLY_HANDLER_FAILURES = Counter(
     "fairlane_reply_handler_failures_total", "Calls of a service's handler that raised", ["topic"]
 )
-REPLY_HANDLER_SECONDS = Histogram(
-    "fairlane_reply_handler_seconds", "Duration of a call of a service's handler", ["topic"], buckets=_LATENCY_BUCKETS_S
+REPLY_HANDLER_SECONDS = _latency(
+    "fairlane_reply_handler_seconds", "Duration of a call of a service's handler", ["topic"]
 )
 AUTHENTICATIONS_REFUSED = Counter(
     "fairlane_authentications_refused_total", "Calls that the gateway refused by identity", ["reason"]
@@ -225,11 +210,8 @@ CALLS_LIMITED = Counter(
 )
 
 GATEWAY_CALLS = Counter("fairlane_gateway_calls_total", "Finished calls of the gateway", ["route", "status"])
-GATEWAY_CALL_SECONDS = Histogram(
-    "fairlane_gateway_call_seconds",
-    "From the head of a call to the end of its answer",
-    ["route"],
-    buckets=_LATENCY_BUCKETS_S,
+GATEWAY_CALL_SECONDS = _latency(
+    "fairlane_gateway_call_seconds", "From the head of a call to the end of its answer", ["route"]
 )
 GATEWAY_CONNECTIONS = Gauge("fairlane_gateway_connections", "Open connections to the gateway")
 GATEWAY_CONNECTIONS_CUT = Counter(

@@ -130,10 +130,6 @@ class OffsetTracker:
         return self._lowest(self._undone)
 
     @property
-    def undone_count(self) -> int:
-        return self._undone.bit_count() + len(self._far)
-
-    @property
     def span(self) -> int:
         """Offsets from the first undone to the newest delivered, both included."""
         oldest = self.oldest_undone

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from fairlane.codec import Codec, SchemaSource
 from fairlane.schema_files import SchemaFiles, canonical_form, committed_schemas, default_codec
-from fairlane.schema_safety import MAX_SCHEMA_CHARS, SchemaRefusedError, check_schema
+from fairlane.schema_safety import MAX_SCHEMA_CHARS, SchemaRefusedError, check_schema, full_name
 from fairlane.settings import KafkaSettings
 
 log = logging.getLogger(__name__)
@@ -212,23 +212,19 @@ class RegistryClient:
         """Register a record's schemas, oldest first, under a subject that accepts only compatible ones. Raises
         RegistryError."""
         subject = subject_of(record_name)
-        known = {
-            _form_or_none(there[1])
-            for number in self.versions(subject)
-            if (there := self.version(subject, number)) is not None
-        }
         done: list[Registered] = []
         for schema in schemas:
             avro = self._schema_type(json.dumps(schema), "AVRO")
-            answer = self._ask(self._client.register_schema, subject, avro)
-            found = None if answer is None else self._ask(self._client.lookup_schema, subject, avro)
+            known = self._ask(self._client.lookup_schema, subject, avro)
+            if known is None:
+                self._ask(self._client.register_schema, subject, avro)
+            found = known or self._ask(self._client.lookup_schema, subject, avro)
             if found is None or found.schema_id is None or found.version is None:
                 raise self.error(f"{subject} was not registered")
             if not done:
                 # Only now: Apicurio has no subject, and no rules for it, before its first version.
                 self._ensure_compatibility(subject)
-            new = canonical_form(schema) not in known
-            done.append(Registered(record_name, subject, found.version, found.schema_id, new))
+            done.append(Registered(record_name, subject, found.version, found.schema_id, new=known is None))
         return tuple(done)
 
     def _ensure_compatibility(self, subject: str) -> None:
@@ -281,19 +277,6 @@ def _own_schema(text: str | None, subject: str) -> dict[str, Any]:
         raise
     except Exception as error:  # noqa: BLE001 - fastavro fails in many ways on a schema; all mean that it cannot be used
         raise SchemaRefusedError(f"no Avro schema ({type(error).__name__})") from None
-    if _full_name(schema) != subject:
+    if full_name(str(schema.get("name", "")), schema.get("namespace")) != subject:
         raise SchemaRefusedError(f"its name is not {subject}")
     return cast("dict[str, Any]", schema)
-
-
-def _form_or_none(text: str | None) -> str | None:
-    """The canonical form; None for a text that is no valid schema, which then equals none of ours."""
-    try:
-        return canonical_form(json.loads(text or ""))
-    except Exception:  # noqa: BLE001 - a foreign schema fails in many ways
-        return None
-
-
-def _full_name(schema: Mapping[str, Any]) -> str:
-    name, namespace = str(schema.get("name", "")), schema.get("namespace")
-    return name if "." in name or not namespace else f"{namespace}.{name}"

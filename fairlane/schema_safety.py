@@ -95,7 +95,7 @@ class _Judge:
     def _reference(self, name: str, namespace: str, path: str) -> _Size:
         if name in _PRIMITIVES:
             return _Size(1, _PRIMITIVES[name], 1)
-        full = _full_name(name, namespace)
+        full = full_name(name, namespace)
         if full not in self._named:
             raise SchemaRefusedError(f"{path}: unknown type")
         known = self._named[full]
@@ -154,7 +154,7 @@ class _Judge:
         given = schema.get("namespace", namespace)
         if not isinstance(given, str):
             raise SchemaRefusedError(f"{path}: a namespace that is no text")
-        full = _full_name(_name(schema), given)
+        full = full_name(_name(schema), given)
         if full in self._named or full in _PRIMITIVES:
             raise SchemaRefusedError(f"{path}: a second type named {full}")
         self._named[full] = None
@@ -168,5 +168,6 @@ def _name(schema: Mapping[str, Any]) -> str:
     return name
 
 
-def _full_name(name: str, namespace: str) -> str:
+def full_name(name: str, namespace: str | None) -> str:
+    """The name of a type with its namespace, which a name with a dot has already."""
     return name if "." in name or not namespace else f"{namespace}.{name}"

@@ -23,29 +23,26 @@ class KafkaSettings(BaseSettings):
 
     model_config = SettingsConfigDict(extra="ignore", frozen=True, hide_input_in_errors=True)
 
-    kafka_bootstrap_servers: str = Field(
-        "127.0.0.1:9092", description="Brokers to start from, host:port, comma-separated"
-    )
-    kafka_security_protocol: SecurityProtocol = Field("PLAINTEXT", description="How connections to Kafka are secured")
-    kafka_sasl_mechanism: SaslMechanism | None = Field(None, description="SASL mechanism, with a SASL_* protocol")
-    kafka_sasl_username: str | None = Field(None, description="SASL user")
-    kafka_sasl_password: SecretStr | None = Field(None, description="SASL password")
-    kafka_ssl_ca_file: Path | None = Field(
-        None, description="CA certificates that the brokers' certificates are verified against (PEM)"
-    )
-    kafka_check_crcs: bool = Field(
-        True,
-        description="Whether consumers verify the checksums of record batches; turn it off to get past a corrupt batch",
-    )
-    schema_registry_url: str | None = Field(
-        None, description="Confluent-compatible schema registry; unset: the ids in schemas/ids.yaml"
-    )
+    kafka_bootstrap_servers: str = "127.0.0.1:9092"
+    """Brokers to start from, host:port, comma-separated."""
+    kafka_security_protocol: SecurityProtocol = "PLAINTEXT"
+    """How connections to Kafka are secured."""
+    kafka_sasl_mechanism: SaslMechanism | None = None
+    """SASL mechanism, with a SASL_* protocol."""
+    kafka_sasl_username: str | None = None
+    """SASL user."""
+    kafka_sasl_password: SecretStr | None = None
+    """SASL password."""
+    kafka_ssl_ca_file: Path | None = None
+    """CA certificates that the brokers' certificates are verified against (PEM)."""
+    kafka_check_crcs: bool = True
+    """Whether consumers verify the checksums of record batches; turn it off to get past a corrupt batch."""
+    schema_registry_url: str | None = None
+    """Confluent-compatible schema registry; unset: the ids in schemas/ids.yaml."""
 
-    topic_prefix: str = Field(
-        "",
-        description="Prefix of every topic, consumer group and transactional id: pipelines with different prefixes "
-        "share a cluster. At most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts",
-    )
+    topic_prefix: str = ""
+    """Prefix of every topic, consumer group and transactional id: pipelines with different prefixes share a cluster. At
+    most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts."""
 
     @field_validator("topic_prefix")
     @classmethod
@@ -71,308 +68,216 @@ class KafkaSettings(BaseSettings):
 class Settings(KafkaSettings):
     """Settings of the services and the command line. Secrets are ``SecretStr`` and never printed."""
 
-    consumer_group_protocol: Literal["consumer", "classic"] = Field(
-        "consumer",
-        description="Group protocol of the inference consumers and the gateways; classic for brokers before 4.0",
-    )
-    postgres_dsn: SecretStr = Field(
-        SecretStr("postgresql://fairlane@127.0.0.1:5432/fairlane"),
-        description="Postgres connection of the services; its role cannot bypass row-level security",
-    )
-    postgres_owner_dsn: SecretStr | None = Field(
-        None,
-        description="Postgres connection of the role that owns the tables; used only by `fairlane db upgrade`, "
-        "`fairlane keys` and `fairlane users`",
-    )
-    postgres_gateway_role: str = Field(
-        "fairlane_gateway",
-        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
-        description="Role in the gateway's POSTGRES_DSN; `fairlane db upgrade` grants it its rights if it exists",
-    )
-    redis_url: SecretStr | None = Field(
-        None,
-        description="Redis for state: seen request ids, idempotency keys, quotas and limits. Needs `noeviction` and an "
-        "append-only file. Unset: duplicates run again and each process enforces limits on its own",
-    )
-    redis_cache_url: SecretStr | None = Field(
-        None,
-        description="Redis for caches: a second server with its own memory limit; unset: nothing is cached in Redis",
-    )
-    instance_id: str = Field(
-        "local-1",
-        pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$",
-        description="Stable name of this instance; part of its transactional.id",
-    )
-    metrics_port: int = Field(
-        0, ge=0, le=65535, description="Port of /health, /health/ready and /metrics; 0 picks a free one"
-    )
-    metrics_host: str = Field("127.0.0.1", description="Address that METRICS_PORT is bound to; 0.0.0.0 in a container")
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = Field("INFO", description="Lowest level that is logged")
-    log_format: Literal["json", "console"] = Field("json", description="json: one object per line; console: for people")
+    consumer_group_protocol: Literal["consumer", "classic"] = "consumer"
+    """Group protocol of the inference consumers and the gateways; classic for brokers before 4.0."""
+    postgres_dsn: SecretStr = SecretStr("postgresql://fairlane@127.0.0.1:5432/fairlane")
+    """Postgres connection of the services; its role cannot bypass row-level security."""
+    postgres_owner_dsn: SecretStr | None = None
+    """Postgres connection of the role that owns the tables; used only by `fairlane db upgrade`, `fairlane keys` and
+    `fairlane users`."""
+    postgres_gateway_role: str = Field("fairlane_gateway", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
+    """Role in the gateway's POSTGRES_DSN; `fairlane db upgrade` grants it its rights if it exists."""
+    redis_url: SecretStr | None = None
+    """Redis for state: seen request ids, idempotency keys, quotas and limits. Needs `noeviction` and an append-only
+    file. Unset: duplicates run again and each process enforces limits on its own."""
+    redis_cache_url: SecretStr | None = None
+    """Redis for caches: a second server with its own memory limit; unset: nothing is cached in Redis."""
+    instance_id: str = Field("local-1", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")
+    """Stable name of this instance; part of its transactional.id."""
+    metrics_port: int = Field(0, ge=0, le=65535)
+    """Port of /health, /health/ready and /metrics; 0 picks a free one."""
+    metrics_host: str = "127.0.0.1"
+    """Address that METRICS_PORT is bound to; 0.0.0.0 in a container."""
+    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "INFO"
+    """Lowest level that is logged."""
+    log_format: Literal["json", "console"] = "json"
+    """json: one object per line; console: for people."""
 
-    group_prefix: str = Field(
-        "fairlane", description="Prefix of every consumer group and transactional id, after TOPIC_PREFIX"
-    )
-    dispatcher_session_timeout_ms: int = Field(
-        6_000, ge=1_000, description="Session timeout of the dispatchers' consumer group"
-    )
-    transaction_timeout_ms: int = Field(10_000, ge=1_000, description="Longest duration of a Kafka transaction")
-    max_undone_span: int = Field(
-        20_000,
-        ge=10,
-        le=20_000,
-        description="A partition is paused when this many offsets lie between the first unfinished record and the "
-        "newest",
-    )
-    max_transaction_records: int = Field(
-        512, ge=1, le=10_000, description="Most source records finished in one transaction"
-    )
+    group_prefix: str = "fairlane"
+    """Prefix of every consumer group and transactional id, after TOPIC_PREFIX."""
+    dispatcher_session_timeout_ms: int = Field(6_000, ge=1_000)
+    """Session timeout of the dispatchers' consumer group."""
+    transaction_timeout_ms: int = Field(10_000, ge=1_000)
+    """Longest duration of a Kafka transaction."""
+    max_undone_span: int = Field(20_000, ge=10, le=20_000)
+    """A partition is paused when this many offsets lie between the first unfinished record and the newest."""
+    max_transaction_records: int = Field(512, ge=1, le=10_000)
+    """Most source records finished in one transaction."""
 
-    max_input_bytes: int = Field(1_048_576, ge=1, description="Largest input of one request")
-    max_input_items: int = Field(
-        512, ge=1, le=MOST_INPUT_ITEMS, description="Most texts, documents or messages in one request"
-    )
-    max_timeout_ms: int = Field(86_400_000, ge=1, description="Longest timeout a request may ask for")
-    max_output_tokens: int = Field(4_096, ge=1, description="Largest max_tokens a request may ask for")
-    max_queue_size: int = Field(
-        10_000,
-        ge=1,
-        description="Most online requests queued at a dispatcher, shared by the tenants; more are refused. As many "
-        "backfill requests may be queued beside them; more are not read",
-    )
-    max_queue_bytes: int = Field(
-        67_108_864,
-        ge=1,
-        description="Most bytes of requests queued at a dispatcher, for online and for backfill requests each",
-    )
-    max_invalid_records_per_s: int = Field(
-        200,
-        ge=1,
-        description="Refused or unreadable records per second that a dispatcher reads from one partition while others "
-        "have records too; a larger record counts once per 32 KiB",
-    )
-    fairness_policy: Literal["drr", "vtc", "fifo"] = Field(
-        "drr",
-        description="Scheduling between tenants: deficit round robin by tokens, virtual token counter, or first come "
-        "first served (the baseline of the benchmarks)",
-    )
-    admission_safety_margin: float = Field(
-        0.1,
-        ge=0,
-        lt=1,
-        description="Share of a request's remaining time that its predicted completion must leave unused for admission",
-    )
-    target_queue_ms: float = Field(
-        100.0,
-        gt=0,
-        description="Least work that is dispatched ahead of the consumers, as time at the pool's measured rate",
-    )
-    dedupe_ttl_s: int = Field(86_400, ge=1, description="How long a request id is remembered for deduplication")
-    dedupe_max_ids: int = Field(
-        400_000,
-        ge=1,
-        description="Most request ids remembered per tenant; requests beyond that run without deduplication",
-    )
+    max_input_bytes: int = Field(1_048_576, ge=1)
+    """Largest input of one request."""
+    max_input_items: int = Field(512, ge=1, le=MOST_INPUT_ITEMS)
+    """Most texts, documents or messages in one request."""
+    max_timeout_ms: int = Field(86_400_000, ge=1)
+    """Longest timeout a request may ask for."""
+    max_output_tokens: int = Field(4_096, ge=1)
+    """Largest max_tokens a request may ask for."""
+    max_queue_size: int = Field(10_000, ge=1)
+    """Most online requests queued at a dispatcher, shared by the tenants; more are refused. As many backfill requests
+    may be queued beside them; more are not read."""
+    max_queue_bytes: int = Field(67_108_864, ge=1)
+    """Most bytes of requests queued at a dispatcher, for online and for backfill requests each."""
+    max_invalid_records_per_s: int = Field(200, ge=1)
+    """Refused or unreadable records per second that a dispatcher reads from one partition while others have records
+    too; a larger record counts once per 32 KiB."""
+    fairness_policy: Literal["drr", "vtc", "fifo"] = "drr"
+    """Scheduling between tenants: deficit round robin by tokens, virtual token counter, or first come first served (the
+    baseline of the benchmarks)."""
+    admission_safety_margin: float = Field(0.1, ge=0, lt=1)
+    """Share of a request's remaining time that its predicted completion must leave unused for admission."""
+    target_queue_ms: float = Field(100.0, gt=0)
+    """Least work that is dispatched ahead of the consumers, as time at the pool's measured rate."""
+    dedupe_ttl_s: int = Field(86_400, ge=1)
+    """How long a request id is remembered for deduplication."""
+    dedupe_max_ids: int = Field(400_000, ge=1)
+    """Most request ids remembered per tenant; requests beyond that run without deduplication."""
 
-    retrieval_budget_ms: int = Field(
-        150, ge=1, le=10_000, description="Longest a scheduled request waits for its passages and conversation history"
-    )
-    retrieval_embedder: Literal["static", "openai", "pool"] = Field(
-        "static",
-        description="Embedder of documents and queries: a static model in the process, a server with an "
-        "OpenAI-compatible /v1/embeddings, or a model of an embed pool",
-    )
-    retrieval_embedder_path: Path = Field(
-        Path("all-minilm-l6-v2-static"), description="Folder of the static embedder, in MODELS_DIR unless absolute"
-    )
-    retrieval_embedder_url: str | None = Field(None, description="Base URL of the openai embedder, with its /v1")
-    retrieval_embedder_key: SecretStr | None = Field(None, description="API key of the openai embedder")
-    retrieval_embedder_model: str = Field("all-minilm-l6-v2", description="Model of the openai or pool embedder")
-    retrieval_embedder_dimensions: int = Field(
-        384, ge=1, le=4_000, description="Dimensions of the openai or pool embedder's vectors"
-    )
-    retrieval_embedder_tenant: str | None = Field(
-        None, description="Tenant that the pool embedder's requests are charged to"
-    )
-    retrieval_max_concurrency: int = Field(
-        8,
-        ge=1,
-        le=100,
-        description="Most concurrent retrievals; each may use two connections to Postgres",
-    )
-    cache_ttl_s: int = Field(300, ge=1, description="How long passages and answers are cached in Redis")
-    cache_semantic_threshold: float = Field(
-        0.95, gt=0, le=1, description="Lowest cosine similarity at which two queries share a cached answer"
-    )
+    retrieval_budget_ms: int = Field(150, ge=1, le=10_000)
+    """Longest a scheduled request waits for its passages and conversation history."""
+    retrieval_embedder: Literal["static", "openai", "pool"] = "static"
+    """Embedder of documents and queries: a static model in the process, a server with an OpenAI-compatible
+    /v1/embeddings, or a model of an embed pool."""
+    retrieval_embedder_path: Path = Path("all-minilm-l6-v2-static")
+    """Folder of the static embedder, in MODELS_DIR unless absolute."""
+    retrieval_embedder_url: str | None = None
+    """Base URL of the openai embedder, with its /v1."""
+    retrieval_embedder_key: SecretStr | None = None
+    """API key of the openai embedder."""
+    retrieval_embedder_model: str = "all-minilm-l6-v2"
+    """Model of the openai or pool embedder."""
+    retrieval_embedder_dimensions: int = Field(384, ge=1, le=4_000)
+    """Dimensions of the openai or pool embedder's vectors."""
+    retrieval_embedder_tenant: str | None = None
+    """Tenant that the pool embedder's requests are charged to."""
+    retrieval_max_concurrency: int = Field(8, ge=1, le=100)
+    """Most concurrent retrievals; each may use two connections to Postgres."""
+    cache_ttl_s: int = Field(300, ge=1)
+    """How long passages and answers are cached in Redis."""
+    cache_semantic_threshold: float = Field(0.95, gt=0, le=1)
+    """Lowest cosine similarity at which two queries share a cached answer."""
 
-    max_batch_size: int = Field(32, ge=1, le=1_024, description="Most items in one micro-batch")
-    max_batch_tokens: int = Field(16_384, ge=1, description="Most estimated tokens in one micro-batch")
-    batch_timeout_ms: int = Field(
-        20, ge=0, le=100, description="How long a micro-batch waits for more items under load"
-    )
-    max_prefetch_items: int = Field(256, ge=1, description="Most items a consumer prefetches per priority")
-    max_prefetch_bytes: int = Field(
-        67_108_864, ge=1, description="Most bytes a consumer prefetches over all priorities"
-    )
-    engine: Literal["real", "simulated"] = Field(
-        "real", description="simulated: answers without a model, for load tests; every reply says so"
-    )
-    simulated_prefill_tokens_per_s: float = Field(20_000.0, gt=0, description="Speed of the simulated engine's prefill")
-    simulated_decode_tokens_per_s: float = Field(2_000.0, gt=0, description="Speed of the simulated engine's decode")
-    simulated_batch_ms: float = Field(0.0, ge=0, description="Fixed time per batch of the simulated engine")
-    simulated_memory_tokens: int = Field(
-        0,
-        ge=0,
-        description="Most prompt tokens of one item before the simulated engine runs out of memory; 0: no limit",
-    )
-    engine_hang_timeout_s: float = Field(
-        60.0, gt=0, description="An engine without progress for this long is restarted"
-    )
-    dead_letter_max_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="A consumer exits when more than this share of its tenants' latest items are dead letters, not "
-        "counting the tenant with the most",
-    )
-    device: str = Field(
-        "auto",
-        pattern=r"auto|cpu|cuda(:\d+)?",
-        description="Device of the torch engines; auto: the GPU if there is one",
-    )
-    allow_unsafe_weights: bool = Field(
-        False,
-        description="Load model formats that can execute code while they are loaded: TorchScript, pickles (.bin) and "
-        "exported programs with operators outside the allowed list",
-    )
-    vllm_python: Path = Field(
-        Path(".venv-vllm/bin/python"),
-        description="Python interpreter of the environment with vLLM; `make vllm` creates it",
-    )
-    engine_threads: int = Field(0, ge=0, description="CPU threads of a torch engine; 0: torch decides")
-    models_dir: Path = Field(Path(".fairlane/models"), description="Folder that paths in models.yaml are relative to")
-    models_file: Path = Field(
-        Path("deploy/models.yaml"), description="File that defines the models and the pools that serve them"
-    )
-    tenants_file: Path = Field(Path("deploy/tenants.yaml"), description="File that defines the tenants")
+    max_batch_size: int = Field(32, ge=1, le=1_024)
+    """Most items in one micro-batch."""
+    max_batch_tokens: int = Field(16_384, ge=1)
+    """Most estimated tokens in one micro-batch."""
+    batch_timeout_ms: int = Field(20, ge=0, le=100)
+    """How long a micro-batch waits for more items under load."""
+    max_prefetch_items: int = Field(256, ge=1)
+    """Most items a consumer prefetches per priority."""
+    max_prefetch_bytes: int = Field(67_108_864, ge=1)
+    """Most bytes a consumer prefetches over all priorities."""
+    engine: Literal["real", "simulated"] = "real"
+    """simulated: answers without a model, for load tests; every reply says so."""
+    simulated_prefill_tokens_per_s: float = Field(20_000.0, gt=0)
+    """Speed of the simulated engine's prefill."""
+    simulated_decode_tokens_per_s: float = Field(2_000.0, gt=0)
+    """Speed of the simulated engine's decode."""
+    simulated_batch_ms: float = Field(0.0, ge=0)
+    """Fixed time per batch of the simulated engine."""
+    simulated_memory_tokens: int = Field(0, ge=0)
+    """Most prompt tokens of one item before the simulated engine runs out of memory; 0: no limit."""
+    engine_hang_timeout_s: float = Field(60.0, gt=0)
+    """An engine without progress for this long is restarted."""
+    dead_letter_max_share: float = Field(0.5, gt=0, le=1)
+    """A consumer exits when more than this share of its tenants' latest items are dead letters, not counting the tenant
+    with the most."""
+    device: str = Field("auto", pattern=r"auto|cpu|cuda(:\d+)?")
+    """Device of the torch engines; auto: the GPU if there is one."""
+    allow_unsafe_weights: bool = False
+    """Load model formats that can execute code while they are loaded: TorchScript, pickles (.bin) and exported programs
+    with operators outside the allowed list."""
+    vllm_python: Path = Path(".venv-vllm/bin/python")
+    """Python interpreter of the environment with vLLM; `make vllm` creates it."""
+    engine_threads: int = Field(0, ge=0)
+    """CPU threads of a torch engine; 0: torch decides."""
+    models_dir: Path = Path(".fairlane/models")
+    """Folder that paths in models.yaml are relative to."""
+    models_file: Path = Path("deploy/models.yaml")
+    """File that defines the models and the pools that serve them."""
+    tenants_file: Path = Path("deploy/tenants.yaml")
+    """File that defines the tenants."""
 
-    recorder_batch_records: int = Field(
-        1_000, ge=1, description="Most records in one Postgres transaction of the recorder"
-    )
-    results_ttl_s: int = Field(
-        86_400,
-        # A key that outlives its reply would report the request as in flight.
-        ge=IDEMPOTENCY_TTL_S,
-        description="How long replies are kept in Postgres and can be fetched by id; at least DEDUPE_TTL_S and the "
-        "24 h of an idempotency key",
-    )
-    usage_ttl_s: int = Field(7_776_000, ge=86_400, description="How long usage records are kept in Postgres")
-    audit_ttl_s: int = Field(
-        7_776_000, ge=86_400, description="How long audit records (decisions and their reasons) are kept in Postgres"
-    )
-    conversation_ttl_s: int = Field(2_592_000, ge=1, description="How long the turns of a conversation are kept")
-    gateway_host: str = Field("127.0.0.1", description="Address that the gateway listens on; 0.0.0.0 in a container")
-    gateway_port: int = Field(8_080, ge=0, le=65_535, description="Port of the gateway; 0 picks a free one")
-    gateway_wait_s: float = Field(
-        60.0,
-        gt=0,
-        le=3_600,
-        description="Longest a call to the gateway waits for its reply; then it returns the request's id",
-    )
-    gateway_redis_timeout_s: float = Field(
-        0.25,
-        gt=0,
-        le=60,
-        description="Longest the gateway waits for Redis; after that it continues without Redis until it answers again",
-    )
-    gateway_max_body_bytes: int = Field(
-        4_194_304, ge=1_024, description="Largest body of a call to the gateway, except uploaded files"
-    )
-    gateway_max_file_bytes: int = Field(536_870_912, ge=1_024, description="Largest file that may be uploaded")
-    gateway_body_budget_bytes: int = Field(
-        268_435_456,
-        ge=1_024,
-        description="Most bytes of request bodies in the memory of one gateway, until their requests are published; "
-        "beyond it calls get 503. Uploaded files do not count: they are streamed to disk",
-    )
-    gateway_tenant_body_budget_bytes: int = Field(
-        67_108_864, ge=1_024, description="The same limit per tenant; beyond it the tenant's calls get 429"
-    )
-    gateway_max_in_flight: int = Field(
-        10_000, ge=1, description="Most requests in flight at one gateway; more are refused"
-    )
-    gateway_max_claims: int = Field(
-        50_000,
-        ge=1,
-        description="Most idempotency keys per tenant in Redis; keys beyond it are known only to the gateway that "
-        "got them",
-    )
-    gateway_max_connections: int = Field(20_000, ge=1, description="Most open connections to one gateway; more get 503")
-    gateway_max_connections_per_address: int = Field(
-        10_000,
-        ge=1,
-        description="The same limit per address, or per /64 network of IPv6; behind a load balancer, which is one "
-        "address, set it to GATEWAY_MAX_CONNECTIONS",
-    )
-    gateway_trusted_proxies: str = Field(
-        "",
-        description="Networks of load balancers, comma-separated (10.0.0.0/8,fd00::/8), whose X-Forwarded-For is "
-        "trusted when failed keys are counted per address; empty: none is trusted",
-    )
-    gateway_docs: bool = Field(
-        True, description="Whether the gateway serves /docs, /redoc and /openapi.json, without authentication"
-    )
-    gateway_key_rate_per_s: float = Field(100.0, gt=0, description="Sustained calls per second of one key or user")
-    gateway_key_burst: int = Field(1_000, ge=1, description="Burst of calls of one key or user")
-    gateway_tenant_rate_per_s: float = Field(
-        1_000.0, gt=0, description="Sustained calls per second of one tenant at one gateway"
-    )
-    gateway_tenant_burst: int = Field(10_000, ge=1, description="Burst of calls of one tenant at one gateway")
-    gateway_failed_keys_per_s: float = Field(
-        10.0,
-        gt=0,
-        description="Failed keys per second allowed from one address, or one /64 network of IPv6, with a burst of ten "
-        "times as many; beyond it unknown keys get 429 without a look-up. Raise it behind a load balancer that is not "
-        "in GATEWAY_TRUSTED_PROXIES",
-    )
-    gateway_key_grace_s: float = Field(
-        60.0,
-        ge=0,
-        le=86_400,
-        description="How long verified keys and users are accepted while Postgres is unavailable or slow; a key "
-        "revoked meanwhile is accepted as long",
-    )
-    jwt_issuer: str | None = Field(None, description="Required issuer (`iss`) of the callers' tokens")
-    jwt_audience: str | None = Field(None, description="Required audience (`aud`) of the callers' tokens")
-    jwt_jwks_url: str | None = Field(
-        None, description="URL of the issuer's signing keys (JWKS); unset: only API keys are accepted"
-    )
-    jwt_leeway_s: float = Field(
-        30.0, ge=0, le=300, description="Tolerated difference between the issuer's clock and ours"
-    )
-    result_cache_ttl_s: int = Field(300, ge=1, description="How long results are cached in Redis for the gateway")
-    files_url: str = Field(
-        ".fairlane/files",
-        validate_default=True,
-        min_length=1,
-        description="Where the files of offline jobs are stored: a folder, or s3://bucket/prefix",
-    )
-    files_spool_dir: Path | None = Field(
-        None,
-        description="Folder for incomplete uploads if FILES_URL is not a folder; needs disk space for 16 files of "
-        "GATEWAY_MAX_FILE_BYTES; unset: the system's temporary folder",
-    )
-    files_max_count: int = Field(10_000, ge=0, description="Most uploaded files per tenant")
-    files_max_bytes: int = Field(10_737_418_240, ge=0, description="Most bytes of uploaded files per tenant")
-    files_ttl_s: int = Field(
-        2_592_000,
-        ge=3_600,
-        description="How long an uploaded file is kept, and a batch's output from the end of the batch; an upload "
-        "may ask for less",
-    )
-    drain_timeout_s: float = Field(
-        25.0, gt=0, description="How long a process may take to finish its work after SIGTERM"
-    )
+    recorder_batch_records: int = Field(1_000, ge=1)
+    """Most records in one Postgres transaction of the recorder."""
+    # A key that outlives its reply would report the request as in flight.
+    results_ttl_s: int = Field(86_400, ge=IDEMPOTENCY_TTL_S)
+    """How long replies are kept in Postgres and can be fetched by id; at least DEDUPE_TTL_S and the 24 h of an
+    idempotency key."""
+    usage_ttl_s: int = Field(7_776_000, ge=86_400)
+    """How long usage records are kept in Postgres."""
+    audit_ttl_s: int = Field(7_776_000, ge=86_400)
+    """How long audit records (decisions and their reasons) are kept in Postgres."""
+    conversation_ttl_s: int = Field(2_592_000, ge=1)
+    """How long the turns of a conversation are kept."""
+    gateway_host: str = "127.0.0.1"
+    """Address that the gateway listens on; 0.0.0.0 in a container."""
+    gateway_port: int = Field(8_080, ge=0, le=65_535)
+    """Port of the gateway; 0 picks a free one."""
+    gateway_wait_s: float = Field(60.0, gt=0, le=3_600)
+    """Longest a call to the gateway waits for its reply; then it returns the request's id."""
+    gateway_redis_timeout_s: float = Field(0.25, gt=0, le=60)
+    """Longest the gateway waits for Redis; after that it continues without Redis until it answers again."""
+    gateway_max_body_bytes: int = Field(4_194_304, ge=1_024)
+    """Largest body of a call to the gateway, except uploaded files."""
+    gateway_max_file_bytes: int = Field(536_870_912, ge=1_024)
+    """Largest file that may be uploaded."""
+    gateway_body_budget_bytes: int = Field(268_435_456, ge=1_024)
+    """Most bytes of request bodies in the memory of one gateway, until their requests are published; beyond it calls
+    get 503. Uploaded files do not count: they are streamed to disk."""
+    gateway_tenant_body_budget_bytes: int = Field(67_108_864, ge=1_024)
+    """The same limit per tenant; beyond it the tenant's calls get 429."""
+    gateway_max_in_flight: int = Field(10_000, ge=1)
+    """Most requests in flight at one gateway; more are refused."""
+    gateway_max_claims: int = Field(50_000, ge=1)
+    """Most idempotency keys per tenant in Redis; keys beyond it are known only to the gateway that got them."""
+    gateway_max_connections: int = Field(20_000, ge=1)
+    """Most open connections to one gateway; more get 503."""
+    gateway_max_connections_per_address: int = Field(10_000, ge=1)
+    """The same limit per address, or per /64 network of IPv6; behind a load balancer, which is one address, set it to
+    GATEWAY_MAX_CONNECTIONS."""
+    gateway_trusted_proxies: str = ""
+    """Networks of load balancers, comma-separated (10.0.0.0/8,fd00::/8), whose X-Forwarded-For is trusted when failed
+    keys are counted per address; empty: none is trusted."""
+    gateway_docs: bool = True
+    """Whether the gateway serves /docs, /redoc and /openapi.json, without authentication."""
+    gateway_key_rate_per_s: float = Field(100.0, gt=0)
+    """Sustained calls per second of one key or user."""
+    gateway_key_burst: int = Field(1_000, ge=1)
+    """Burst of calls of one key or user."""
+    gateway_tenant_rate_per_s: float = Field(1_000.0, gt=0)
+    """Sustained calls per second of one tenant at one gateway."""
+    gateway_tenant_burst: int = Field(10_000, ge=1)
+    """Burst of calls of one tenant at one gateway."""
+    gateway_failed_keys_per_s: float = Field(10.0, gt=0)
+    """Failed keys per second allowed from one address, or one /64 network of IPv6, with a burst of ten times as many;
+    beyond it unknown keys get 429 without a look-up. Raise it behind a load balancer that is not in
+    GATEWAY_TRUSTED_PROXIES."""
+    gateway_key_grace_s: float = Field(60.0, ge=0, le=86_400)
+    """How long verified keys and users are accepted while Postgres is unavailable or slow; a key revoked meanwhile is
+    accepted as long."""
+    jwt_issuer: str | None = None
+    """Required issuer (`iss`) of the callers' tokens."""
+    jwt_audience: str | None = None
+    """Required audience (`aud`) of the callers' tokens."""
+    jwt_jwks_url: str | None = None
+    """URL of the issuer's signing keys (JWKS); unset: only API keys are accepted."""
+    jwt_leeway_s: float = Field(30.0, ge=0, le=300)
+    """Tolerated difference between the issuer's clock and ours."""
+    result_cache_ttl_s: int = Field(300, ge=1)
+    """How long results are cached in Redis for the gateway."""
+    files_url: str = Field(".fairlane/files", validate_default=True, min_length=1)
+    """Where the files of offline jobs are stored: a folder, or s3://bucket/prefix."""
+    files_spool_dir: Path | None = None
+    """Folder for incomplete uploads if FILES_URL is not a folder; needs disk space for 16 files of
+    GATEWAY_MAX_FILE_BYTES; unset: the system's temporary folder."""
+    files_max_count: int = Field(10_000, ge=0)
+    """Most uploaded files per tenant."""
+    files_max_bytes: int = Field(10_737_418_240, ge=0)
+    """Most bytes of uploaded files per tenant."""
+    files_ttl_s: int = Field(2_592_000, ge=3_600)
+    """How long an uploaded file is kept, and a batch's output from the end of the batch; an upload may ask for less."""
+    drain_timeout_s: float = Field(25.0, gt=0)
+    """How long a process may take to finish its work after SIGTERM."""
 
     @field_validator("files_url")
     @classmethod

@@ -20,48 +20,28 @@ from fairlane.kafka_config import ClientConfig
 from fairlane.logs import get_logger
 
 
-class BatchEnd:
-    """Search for the end of an unreadable batch: from ``base``, its first offset, up to ``log_end``. Pure.
+def end_of_batch(base: int, log_end: int, look: Callable[[int], int | None]) -> int:
+    """The end of an unreadable batch: from ``base``, its first offset, up to ``log_end``. Pure.
 
     A broker answers a fetch at any offset of a batch with the whole batch, so a fetch either fails as it did at the
     first offset, or reads beyond the batch. Steps double until one lands beyond; from there the interval is halved:
     about twenty fetches for a batch of a thousand records.
+
+    ``look`` fetches an offset: None when it is inside the batch, else an offset that is known to be beyond. Raises
+    ValueError when that one is known to be inside.
     """
-
-    def __init__(self, base: int, log_end: int) -> None:
-        if log_end <= base:
-            raise ValueError(f"the log ends at {log_end}, before the batch at {base}")
-        self._inside = base
-        self._beyond = log_end
-        self._step: int | None = 1
-        """None once a fetched offset was beyond."""
-
-    @property
-    def next_look(self) -> int | None:
-        """The offset to fetch; None when the end is found."""
-        if self._beyond - self._inside == 1:
-            return None
-        if self._step is not None:
-            return min(self._inside + self._step, self._beyond - 1)
-        return (self._inside + self._beyond) // 2
-
-    @property
-    def end(self) -> int:
-        """The lowest offset known to be beyond the batch; the end of the batch once ``next_look`` is None."""
-        return self._beyond
-
-    def saw_inside(self, offset: int) -> None:
-        """Record that ``offset`` is inside the batch."""
-        self._inside = max(self._inside, offset)
-        if self._step is not None:
-            self._step *= 2
-
-    def saw_beyond(self, offset: int) -> None:
-        """Record that ``offset`` is beyond the batch. Raises ValueError if it is known to be inside."""
-        if offset <= self._inside:
-            raise ValueError(f"{offset} is inside of the batch, which reaches to {self._inside} at least")
-        self._beyond = min(self._beyond, offset)
-        self._step = None
+    inside, beyond = base, log_end
+    step = 1  # 0 once a fetched offset was beyond
+    while beyond - inside > 1:
+        offset = min(inside + step, beyond - 1) if step else (inside + beyond) // 2
+        found = look(offset)
+        if found is None:
+            inside, step = offset, 2 * step
+        elif found <= inside:
+            raise ValueError(f"{found} is inside of the batch, which reaches to {inside} at least")
+        else:
+            beyond, step = min(beyond, found), 0
+    return beyond
 
 
 log = get_logger(__name__)
@@ -329,8 +309,8 @@ class _Search:
         self._log_end = log_end
         if log_end <= self._base:
             raise KafkaException(KafkaError(KafkaError._NO_OFFSET, f"the log ends at {log_end}"))
-        search = BatchEnd(self._base, log_end)
-        while (offset := search.next_look) is not None:
+
+        def look(offset: int) -> int | None:
             seen, where = self._look(offset)
             if seen is _Seen.NOTHING:
                 # Silence means inside, if the broker answers at all: within a batch of unknown format the library is
@@ -338,11 +318,9 @@ class _Search:
                 if self._look(log_end)[0] is not _Seen.BEYOND:
                     raise _timed_out(f"no answer at the end of the log, {log_end}")
                 seen, where = self._look(offset)
-            if seen is _Seen.BEYOND:
-                search.saw_beyond(where)
-            else:
-                search.saw_inside(offset)
-        return search.end
+            return where if seen is _Seen.BEYOND else None
+
+        return end_of_batch(self._base, log_end, look)
 
     def rest(self) -> None:
         """Leave the consumer where it can be closed: librdkafka can hang forever in a close during an offset reset,

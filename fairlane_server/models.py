@@ -2,12 +2,13 @@
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from fairlane.names import MODEL_PATTERN
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion
-from fairlane_server.yaml_config import YamlNode, cycle_from, load_yaml_with_lines
+from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
 
 # No dots: a pool is one part of a topic name, and dots separate the parts.
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
@@ -15,11 +16,7 @@ _ENGINE = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _QUANTIZATION = re.compile(r"[a-z][a-z0-9_-]{0,63}")
 _VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
-_MODEL_KEYS = frozenset({"model", "version", "pool", "engine", "tasks", "path", "limits"})
-_LIMIT_KEYS = frozenset({"max_context_tokens", "max_output_tokens"})
-_OPTIONAL_MODEL_KEYS = frozenset({"dedicated_pools", "smaller_model", "dtype", "quantization", "tensor_parallel_size"})
 _DTYPES = ("float32", "bfloat16", "float16")
-_OPTIONAL_LIMIT_KEYS = frozenset({"max_batch_size", "max_batch_tokens"})
 
 
 def load_models(path: Path) -> tuple[ModelVersion, ...]:
@@ -29,12 +26,12 @@ def load_models(path: Path) -> tuple[ModelVersion, ...]:
     types, a duplicate model, a smaller model that is unknown or lacks a task of the larger one, a cycle of smaller
     models.
     """
-    root = load_yaml_with_lines(path).mapping(frozenset({"models"}))["models"]
+    root = load_yaml_with_lines(path).mapping({"models"})["models"]
     models: dict[str, ModelVersion] = {}
     for entry in root.sequence():
         model = _model(entry)
         if model.model in models:
-            first = root.line_of(list(models).index(model.model))
+            first = root.items[list(models).index(model.model)].line
             raise entry.fields["model"].error(f"{model.model!r} is already defined on line {first}")
         models[model.model] = model
     if not models:
@@ -56,51 +53,11 @@ def _check_smaller(node: YamlNode, model: ModelVersion, models: Mapping[str, Mod
 
 
 def _model(entry: YamlNode) -> ModelVersion:
-    fields = entry.mapping(_MODEL_KEYS, _OPTIONAL_MODEL_KEYS)
-    limits = fields["limits"].mapping(_LIMIT_KEYS, _OPTIONAL_LIMIT_KEYS)
-    defaults = {name: limits[name].integer(1) for name in _OPTIONAL_LIMIT_KEYS if name in limits}
-    return ModelVersion(
-        model=fields["model"].string(MODEL_PATTERN),
-        version=fields["version"].string(_VERSION),
-        pool=fields["pool"].string(_POOL),
-        engine=fields["engine"].string(_ENGINE),
-        tasks=_tasks(fields["tasks"]),
-        path=_relative_path(fields["path"]),
-        max_context_tokens=limits["max_context_tokens"].integer(1),
-        max_output_tokens=limits["max_output_tokens"].integer(0),
-        **defaults,
-        dedicated_pools=_dedicated_pools(fields) if "dedicated_pools" in fields else (),
-        smaller_model=fields["smaller_model"].string(MODEL_PATTERN) if "smaller_model" in fields else None,
-        dtype=_dtype(fields["dtype"]) if "dtype" in fields else None,
-        quantization=fields["quantization"].string(_QUANTIZATION) if "quantization" in fields else None,
-        tensor_parallel_size=fields["tensor_parallel_size"].integer(1) if "tensor_parallel_size" in fields else 1,
-    )
-
-
-def _dtype(node: YamlNode) -> str:
-    dtype = node.string()
-    if dtype not in _DTYPES:
-        raise node.error(f"unknown data type {dtype!r}; known: {', '.join(_DTYPES)}")
-    return dtype
-
-
-def _dedicated_pools(fields: Mapping[str, YamlNode]) -> tuple[str, ...]:
-    node = fields["dedicated_pools"]
-    pools = node.strings(_POOL)
-    for item, pool in zip(node.items, pools, strict=True):
-        if pool == fields["pool"].value:
-            raise item.error(f"{pool!r} is the model's shared pool")
-    return pools
-
-
-def _tasks(node: YamlNode) -> tuple[str, ...]:
-    tasks = node.strings()
-    if not tasks:
-        raise node.error("at least one task is needed")
-    for item, task in zip(node.items, tasks, strict=True):
-        if task not in set(Task):
-            raise item.error(f"unknown task {task!r}; known: {', '.join(Task)}")
-    return tasks
+    given = entry.read(_REQUIRED, _OPTIONAL)
+    if given["pool"] in given.get("dedicated_pools", ()):
+        item = entry.fields["dedicated_pools"].items[given["dedicated_pools"].index(given["pool"])]
+        raise item.error(f"{given['pool']!r} is the model's shared pool")
+    return ModelVersion(**given.pop("limits"), **given)
 
 
 def _relative_path(node: YamlNode) -> str:
@@ -108,3 +65,27 @@ def _relative_path(node: YamlNode) -> str:
     if path.is_absolute() or ".." in path.parts:
         raise node.error(f"{node.value!r} must be a path inside the models folder")
     return str(path)
+
+
+_whole = partial(YamlNode.integer, minimum=1)
+_LIMITS: dict[str, Reader] = {
+    "max_context_tokens": _whole,
+    "max_output_tokens": partial(YamlNode.integer, minimum=0),
+}
+_OPTIONAL_LIMITS: dict[str, Reader] = {"max_batch_size": _whole, "max_batch_tokens": _whole}
+_REQUIRED: dict[str, Reader] = {
+    "model": partial(YamlNode.string, pattern=MODEL_PATTERN),
+    "version": partial(YamlNode.string, pattern=_VERSION),
+    "pool": partial(YamlNode.string, pattern=_POOL),
+    "engine": partial(YamlNode.string, pattern=_ENGINE),
+    "tasks": partial(YamlNode.choices, kind="task", known=tuple(Task), least=1),
+    "path": _relative_path,
+    "limits": lambda node: node.read(_LIMITS, _OPTIONAL_LIMITS),
+}
+_OPTIONAL: dict[str, Reader] = {
+    "dedicated_pools": partial(YamlNode.strings, pattern=_POOL),
+    "smaller_model": partial(YamlNode.string, pattern=MODEL_PATTERN),
+    "dtype": partial(YamlNode.choice, kind="data type", known=_DTYPES),
+    "quantization": partial(YamlNode.string, pattern=_QUANTIZATION),
+    "tensor_parallel_size": _whole,
+}

@@ -5,10 +5,10 @@ wrong kind raises a `ConfigError` with the file, the line and the key.
 """
 
 import re
-import sys
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -41,21 +41,7 @@ class YamlNode:
         """Build an error about this value, for the caller to raise."""
         return ConfigError(self.file, self.line, f"{self.key}: {message}" if self.key else message)
 
-    def line_of(self, *keys: str | int) -> int:
-        """The line of the value under ``keys``, or of its nearest existing parent."""
-        node = self
-        for key in keys:
-            if isinstance(key, int):
-                if key >= len(node.items):
-                    break
-                node = node.items[key]
-            elif key in node.fields:
-                node = node.fields[key]
-            else:
-                break
-        return node.line
-
-    def mapping(self, required: frozenset[str], optional: frozenset[str] = frozenset()) -> dict[str, "YamlNode"]:
+    def mapping(self, required: Set[str], optional: Set[str] = frozenset()) -> dict[str, "YamlNode"]:
         """The fields by name. Raises ConfigError for an unknown or missing one."""
         if not isinstance(self.value, dict):
             raise self.error("must be a mapping")
@@ -67,6 +53,11 @@ class YamlNode:
         if missing:
             raise self.error(f"missing: {', '.join(sorted(missing))}")
         return self.fields
+
+    def read(self, required: "Mapping[str, Reader]", optional: "Mapping[str, Reader]") -> dict[str, Any]:
+        """The values of the fields that are there, each read by the function of its name. Raises as ``mapping``."""
+        readers = {**required, **optional}
+        return {name: readers[name](node) for name, node in self.mapping(required.keys(), optional.keys()).items()}
 
     def sequence(self) -> tuple["YamlNode", ...]:
         """The items of a list."""
@@ -93,6 +84,22 @@ class YamlNode:
             seen.append(item.string(pattern))
         return tuple(seen)
 
+    def choice(self, kind: str, known: Collection[str]) -> str:
+        """One of the known strings; ``kind`` says what they are."""
+        value = self.string()
+        if value not in known:
+            raise self.error(f"unknown {kind} {value!r}; known: {', '.join(known)}")
+        return value
+
+    def choices(self, kind: str, known: Collection[str], *, least: int = 0) -> tuple[str, ...]:
+        """A list of distinct ones of the known strings; with ``least`` 1 it must not be empty."""
+        values = self.strings()
+        for item in self.items:
+            item.choice(kind, known)
+        if len(values) < least:
+            raise self.error(f"at least one {kind} is needed")
+        return values
+
     def integer(self, minimum: int, maximum: int | None = None) -> int:
         """A whole number within the bounds, both included, and at most 2**63 - 1, the most that a record can carry."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):
@@ -104,13 +111,17 @@ class YamlNode:
             raise self.error(f"must be at most {_LARGEST_INTEGER}")
         return self.value
 
-    def number(self, above: float) -> float:
-        """A finite number greater than ``above``."""
+    def number(self, minimum: float, maximum: float) -> float:
+        """A number within the bounds, both included."""
         if not isinstance(self.value, int | float) or isinstance(self.value, bool):
             raise self.error(f"must be a number, not {self.value!r}")
-        if not above < self.value <= sys.float_info.max:
-            raise self.error(f"must be a finite number above {above:g}, not {self.value}")
+        if not minimum <= self.value <= maximum:
+            raise self.error(f"must be from {minimum} to {maximum}, not {self.value}")
         return float(self.value)
+
+
+Reader = Callable[[YamlNode], Any]
+"""Makes a value of a node. Raises ConfigError."""
 
 
 def load_yaml_with_lines(path: Path) -> YamlNode:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from fairlane.logs import get_logger
-from fairlane_server.processes.restarts import GiveUp, RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 from fairlane_server.processes.service import StopSignal
 
 log = get_logger(__name__)
@@ -135,10 +135,10 @@ class Launcher:
         slot.process = None
         slot.deaths = self.policy.within_window([*slot.deaths, now], now)
         decision = self.policy.decide(slot.deaths, now, random.random(), status)  # noqa: S311 - jitter
-        if isinstance(decision, GiveUp):
-            return f"worker {slot.worker.number} {decision.reason}, the last time with status {status}"
-        log.error("worker_died", worker=slot.worker.number, status=status, restart_after_s=round(decision.after_s, 2))
-        slot.start_at = now + decision.after_s
+        if isinstance(decision, str):
+            return f"worker {slot.worker.number} {decision}, the last time with status {status}"
+        log.error("worker_died", worker=slot.worker.number, status=status, restart_after_s=round(decision, 2))
+        slot.start_at = now + decision
         return None
 
     def _end_all(self, running: Sequence["subprocess.Popen[bytes]"]) -> int:

@@ -3,15 +3,14 @@
 import json
 import signal
 import sys
-import threading
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, TextIO
 
 import typer
-import yaml
 from rich.console import Console as RichConsole
 from rich.table import Table
+from rich.text import Text
 
 from deploy.local.layout import (
     DEFAULT_DATA_DIR,
@@ -29,7 +28,10 @@ from deploy.local.services import ENGINES, MODELS_FILE, default_services, defaul
 from deploy.local.stack import LocalStack
 from deploy.local.status import StackStatus, read_status
 from deploy.local.supervisor import Supervisor
+from fairlane.outcomes import Task
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
+from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.models import load_models
 
 DOWN_TIMEOUT_S = 120.0
 INTERRUPTED = 130
@@ -177,27 +179,26 @@ def _stop_on_signals(supervisor: Supervisor) -> list[int]:
     return asked
 
 
-COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-"""ANSI foreground colours of the prefixes, in the order in which processes first say something."""
-
-RESET = "\033[0m"
+COLOURS = (
+    *("cyan", "green", "yellow", "magenta", "blue"),
+    *("bright_cyan", "bright_green", "bright_yellow", "bright_magenta", "bright_blue"),
+)
+"""Of the prefixes, in the order in which processes first say something."""
 
 
 class Console:
     """Writes whole lines, from any thread. ``follow``: whether lines of logs are shown at all."""
 
     def __init__(self, out: TextIO | None = None, *, follow: bool = True) -> None:
-        self._out = out or sys.stdout
-        self._colour_of: dict[str, int] = {}
-        self._in_colour = self._out.isatty()
+        self._out = RichConsole(file=out, highlight=False, soft_wrap=True)
+        self._colour_of: dict[str, str] = {}
         self._follow = follow
         self._following = False
-        self._lock = threading.Lock()
 
     def report(self, name: str, message: str) -> None:
         """Show what happened to a process."""
         first, *rest = message.splitlines() or [""]
-        self._write(name, first if not self._in_colour else f"\033[1m{first}{RESET}")
+        self._write(name, first, "bold")
         for line in rest:
             self._write(name, line)
 
@@ -210,13 +211,9 @@ class Console:
         """Show the logs from now on, if they are to be shown."""
         self._following = self._follow
 
-    def _write(self, name: str, text: str) -> None:
-        with self._lock:
-            colour = self._colour_of.setdefault(name, COLOURS[len(self._colour_of) % len(COLOURS)])
-            prefix = f"{name:<20} | "
-            shown = f"\033[{colour}m{prefix}{RESET}{text}" if self._in_colour else f"{prefix}{text}"
-            self._out.write(shown + "\n")
-            self._out.flush()
+    def _write(self, name: str, text: str, style: str = "") -> None:
+        colour = self._colour_of.setdefault(name, COLOURS[len(self._colour_of) % len(COLOURS)])
+        self._out.print(Text.assemble((f"{name:<20} | ", colour), (text, style)))
 
 
 def print_status(status: StackStatus) -> None:
@@ -260,13 +257,12 @@ def demo_key(data_dir: DataDir, owner_dsn: str) -> tuple[str, bool]:
 
 def demo_tenant() -> str:
     """The first tenant of deploy/tenants.yaml."""
-    return str(yaml.safe_load(TENANTS_FILE.read_text(encoding="utf-8"))["tenants"][0]["tenant"])
+    return load_tenants(TENANTS_FILE)[0].tenant
 
 
 def demo_model() -> str:
     """The first model of deploy/models.yaml that generates text."""
-    models = yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8"))["models"]
-    return next(str(model["model"]) for model in models if "generate" in model["tasks"])
+    return next(model.model for model in load_models(MODELS_FILE) if Task.GENERATE in model.tasks)
 
 
 def addresses(endpoints: Endpoints) -> str:

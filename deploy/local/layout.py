@@ -4,7 +4,8 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 
 
@@ -30,8 +31,6 @@ class DataDir:
         self.kafka = root / "kafka"
         self.postgres = root / "postgres"
         """The cluster and the file with its passwords."""
-        self.redis = root / "redis"
-        self.redis_cache = root / "redis-cache"
         self.logs = root / "logs"
         """One `NAME.log` per process."""
         self.files = root / "files"
@@ -51,6 +50,18 @@ class DataDir:
             folder.mkdir(parents=True, exist_ok=True)
 
 
+def in_wheel(server: str, package: str, module: str, path: str) -> Path:
+    """A file of a package that brings a server. Raises StackError: the package is not installed."""
+    # Found without importing it: the import of Postgres' looks for a runtime folder and warns where there is none.
+    found = find_spec(module)
+    if found is None or found.origin is None:
+        raise StackError(f"{server} is not installed: run `make install` (package {package})")
+    file = Path(found.origin).parent / path
+    if not file.exists():
+        raise StackError(f"the package {package} has no {file}: reinstall it")
+    return file
+
+
 def write_private(path: Path, text: str) -> None:
     """Write `text` to `path` in one step, readable by its owner only."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
@@ -61,19 +72,17 @@ def write_private(path: Path, text: str) -> None:
     draft.replace(path)
 
 
-KAFKA_VARIABLE = "KAFKA_BOOTSTRAP_SERVERS"
-POSTGRES_VARIABLE = "POSTGRES_DSN"
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
 POSTGRES_GATEWAY_VARIABLE = "POSTGRES_GATEWAY_DSN"
 """Of an external Postgres: what the gateway gets as `POSTGRES_DSN`."""
-REDIS_VARIABLE = "REDIS_URL"
-REDIS_CACHE_VARIABLE = "REDIS_CACHE_URL"
-FILES_VARIABLE = "FILES_URL"
+_OF_SERVICES = ("kafka_bootstrap_servers", "postgres_dsn", "redis_url", "redis_cache_url", "files_url")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoints:
     """The addresses of the parts; empty for a part that the stack does not have. Shown with passwords masked.
+
+    The variable of each is its name in capitals.
 
     Attributes:
         postgres_owner_dsn: for migrations: the role that owns the tables.
@@ -94,26 +103,20 @@ class Endpoints:
     @property
     def service_env(self) -> dict[str, str]:
         """The environment of a service; the owner of the tables is not in it."""
-        variables = {
-            KAFKA_VARIABLE: self.kafka_bootstrap_servers,
-            POSTGRES_VARIABLE: self.postgres_dsn,
-            REDIS_VARIABLE: self.redis_url,
-            REDIS_CACHE_VARIABLE: self.redis_cache_url,
-            FILES_VARIABLE: self.files_url,
-        }
-        return {name: value for name, value in variables.items() if value}
+        return self._variables(*_OF_SERVICES)
 
     @property
     def gateway_env(self) -> dict[str, str]:
         """The environment of the gateway."""
-        own = {POSTGRES_VARIABLE: self.postgres_gateway_dsn} if self.postgres_gateway_dsn else {}
-        return self.service_env | own
+        return replace(self, postgres_dsn=self.postgres_gateway_dsn or self.postgres_dsn).service_env
 
     @property
     def migration_env(self) -> dict[str, str]:
         """The environment of `fairlane db upgrade`: a service's, and the owner of the tables."""
-        owner = {POSTGRES_OWNER_VARIABLE: self.postgres_owner_dsn} if self.postgres_owner_dsn else {}
-        return self.service_env | owner
+        return self._variables(*_OF_SERVICES, "postgres_owner_dsn")
+
+    def _variables(self, *names: str) -> dict[str, str]:
+        return {name.upper(): address for name in names if (address := getattr(self, name))}
 
     def masked(self) -> dict[str, str]:
         """The addresses by name, with passwords masked, as they may be printed."""

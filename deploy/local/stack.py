@@ -5,21 +5,15 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, Self
 
 from deploy.local import kafka, postgres, probes, redis
 from deploy.local.kafka import compose_kafka
 from deploy.local.layout import (
     DEFAULT_DATA_DIR,
-    FILES_VARIABLE,
     KAFKA_LIBS_DIR,
-    KAFKA_VARIABLE,
     POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
-    POSTGRES_VARIABLE,
-    REDIS_CACHE_VARIABLE,
-    REDIS_VARIABLE,
     DataDir,
     Endpoints,
     StackError,
@@ -33,12 +27,11 @@ from deploy.local.services import GATEWAY, HOST, Service, SetupStep
 from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
 from fairlane_server.processes.restarts import RestartPolicy
 
-ALL_PARTS = (kafka.NAME, postgres.NAME, redis.NAME, redis.CACHE_NAME)
 VARIABLES = {
-    kafka.NAME: KAFKA_VARIABLE,
-    postgres.NAME: POSTGRES_VARIABLE,
-    redis.NAME: REDIS_VARIABLE,
-    redis.CACHE_NAME: REDIS_CACHE_VARIABLE,
+    kafka.NAME: "KAFKA_BOOTSTRAP_SERVERS",
+    postgres.NAME: "POSTGRES_DSN",
+    redis.NAME: "REDIS_URL",
+    redis.CACHE_NAME: "REDIS_CACHE_URL",
 }
 EXTERNAL_TIMEOUT_S = 5.0
 
@@ -66,7 +59,7 @@ class LocalStack:
         self,
         *,
         data_dir: Path = DEFAULT_DATA_DIR,
-        parts: Sequence[str] = ALL_PARTS,
+        parts: Sequence[str] = tuple(VARIABLES),
         brokers: int = 1,
         setup: Sequence[SetupStep] = (),
         services: Sequence[Service] = (),
@@ -156,9 +149,7 @@ class LocalStack:
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     def _release(self) -> None:
@@ -187,11 +178,11 @@ class LocalStack:
                 postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
                 postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
-            state = Redis(self.data_dir.redis, ports.take(redis.NAME))
+            state = Redis(self.data_dir.root / redis.NAME, ports.take(redis.NAME))
             specs.append(state.spec())
             redis_url = state.url
         if redis.CACHE_NAME in self._parts and not (redis_cache_url := self._external(redis.CACHE_NAME)):
-            cache = Redis(self.data_dir.redis_cache, ports.take(redis.CACHE_NAME), redis.CACHE_NAME)
+            cache = Redis(self.data_dir.root / redis.CACHE_NAME, ports.take(redis.CACHE_NAME), redis.CACHE_NAME)
             specs.append(cache.spec())
             redis_cache_url = cache.url
         endpoints = Endpoints(
@@ -225,7 +216,7 @@ class LocalStack:
 
     def _files_url(self) -> str:
         """Absolute: jobs store it, and a runner may have another working directory."""
-        given = self._environ.get(FILES_VARIABLE, "")
+        given = self._environ.get("FILES_URL", "")
         if "://" in given:
             return given
         return str(Path(given).resolve() if given else self.data_dir.files)

@@ -17,13 +17,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from deploy.local.layout import PROJECT_ROOT, StackError
 from deploy.local.logs import MAX_LOG_BYTES, LineSink, LogKeeper, log_path, rotate, tail
 from deploy.local.run_record import RUN_ID_VARIABLE, ProcessId, ProcessRecord, RunRecord, State, identify, own_identity
-from fairlane_server.processes.restarts import GiveUp, RestartPolicy
+from fairlane_server.processes.restarts import RestartPolicy
 
 TICK_S = 0.02
 PROBE_INTERVAL_S = 0.1
@@ -319,9 +318,7 @@ class Supervisor:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.stop()
 
     # ------------------------------------------------------------------ in the supervisor's thread
@@ -429,14 +426,12 @@ class Supervisor:
         child.recent_deaths = self._policy.within_window([*child.recent_deaths, now], now)
         how = describe_exit(status)
         decision = self._policy.decide(child.recent_deaths, now, random.random(), status)  # noqa: S311 - jitter
-        if isinstance(decision, GiveUp):
-            self._fail(child, f"{decision.reason}, the last time with {how}")
+        if isinstance(decision, str):
+            self._fail(child, f"{decision}, the last time with {how}")
             return
-        child.restart_at = now + decision.after_s
+        child.restart_at = now + decision
         self._set(child, State.BACKING_OFF)
-        self._report(
-            child.spec.name, f"died ({how}), restarting in {decision.after_s:.1f} s; {self._last_words(child)}"
-        )
+        self._report(child.spec.name, f"died ({how}), restarting in {decision:.1f} s; {self._last_words(child)}")
 
     def _fail(self, child: _Child, reason: str) -> None:
         if self.failure is None:

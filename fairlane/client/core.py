@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from time import monotonic
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 
 from fairlane import cloud_events
 from fairlane.client.connector import KafkaConnector, KafkaHeaders, log
@@ -93,7 +93,7 @@ class ClientCore:
         self.retries = retries
         self.reply_topic = replies_topic(tenant, service)
         self.window = Window(limits.max_in_flight, limits.max_buffered_bytes)
-        self.chunks = ChunkHub(chunks_topic(tenant), self._chunk_consumer, clock)
+        self.chunks = ChunkHub(chunks_topic(tenant), lambda: connector.chunk_reader(self._group_id()), clock)
         # Requests whose reply is not wanted any more. Finalizers fill it, which must take no lock.
         self.unwanted: SimpleQueue[BaseHandle] = SimpleQueue()
         self._default_reply_to = None if service is None else self.reply_topic
@@ -240,9 +240,6 @@ class ClientCore:
             self._thread("replies", partial(reader.run, self._stopping)),
             self._thread("publisher", partial(self._publish, publisher)),
         ]
-
-    def _chunk_consumer(self) -> Consumer:
-        return self._connector.chunk_reader(self._group_id())
 
     def _group_id(self) -> str:
         """Of a consumer that joins no group. Begins with the tenant's and a dot, so that a grant on that covers it."""

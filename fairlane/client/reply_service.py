@@ -4,10 +4,11 @@ import asyncio
 import random
 import threading
 from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from time import monotonic, sleep
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -26,6 +27,8 @@ from fairlane.trace_context import continued
 
 if TYPE_CHECKING:
     from fairlane.client.aio import AsyncReplyStream
+
+T = TypeVar("T")
 
 # The producer gives up first, and says why.
 _WRITE_TIMEOUT_S = LETTER_TIMEOUT_MS / 1_000 + 2.0
@@ -128,15 +131,26 @@ _LOOK_EVERY_S = 0.05
 
 
 class _Service:
-    """Shared part of both services, without waiting."""
+    """The loop of both services. Its coroutines never suspend here; :class:`AsyncReplyService` overrides what waits."""
+
+    _stopping: threading.Event | asyncio.Event
 
     def __init__(
-        self, member: GroupMember, retries: HandlerRetries, letters: ReplyLetters | None, start_timeout_s: float
+        self,
+        member: GroupMember,
+        handler: Callable[[InferenceReply], Any],
+        retries: HandlerRetries,
+        letters: ReplyLetters | None,
+        on_dead_letter: Callable[[DeadLetter], Any] | None,
+        start_timeout_s: float,
     ) -> None:
         self._member = member
+        self._handler = handler
         self._retries = retries
         self._letters = letters
+        self._on_dead_letter = on_dead_letter
         self._start_timeout_s = start_timeout_s
+        self._stopping = threading.Event()
 
     @property
     def topic(self) -> str:
@@ -148,50 +162,85 @@ class _Service:
         """Topic of replies that the service cannot handle; None with a callback instead."""
         return None if self._letters is None else self._letters.topic
 
-    def _begin(self) -> None:
+    def stop(self) -> None:
+        """End ``run`` after the reply in work, whose further tries are left to the next service. From any thread or a
+        signal handler; an asyncio service from its event loop."""
+        self._stopping.set()
+        self._member.stop()
+
+    async def _serve(self) -> None:
+        try:
+            if self._letters is not None:
+                await self._block(self._letters.check, self._start_timeout_s)
+            while (found := await self._next()) is not None:
+                if isinstance(found, UndecodableReply):
+                    log.warning(
+                        "reply_undecodable topic=%s partition=%d offset=%d problem=%s",
+                        found.topic,
+                        found.partition,
+                        found.offset,
+                        found.problem,
+                    )
+                    error = UndecodableReplyError(found.why or found.problem)
+                    await self._give_up(DeadLetter(found, None, error))
+                elif not await self._handled(found):
+                    break
+        finally:
+            if self._letters is not None:
+                self._letters.close()
+
+    async def _handled(self, reply: InferenceReply) -> bool:
+        """Whether it is done; False when the service was stopped before it was."""
+        failures = 0
+        while True:
+            try:
+                with metrics.REPLY_HANDLER_SECONDS.labels(topic=self.topic).time(), continued(self._member.trace):
+                    await self._call(self._handler, reply)
+            except Exception as error:  # noqa: BLE001 - tried again, then kept
+                failures += 1
+                metrics.REPLY_HANDLER_FAILURES.labels(topic=self.topic).inc()
+                # The class alone: the text of an error may quote the reply.
+                log.warning(
+                    "reply_handler_failed topic=%s request_id=%s error=%s failures=%d",
+                    self.topic,
+                    reply.request_id,
+                    type(error).__name__,
+                    failures,
+                )
+                wait_s = self._retries.wait_s(failures, random.random())  # noqa: S311 - jitter, not a secret
+                if wait_s is None:
+                    record = self._member.latest
+                    assert record is not None  # noqa: S101 - a mistake in this package, not of a caller
+                    await self._give_up(DeadLetter(record, reply, error))
+                    return True
+                if await self._stopped_within(wait_s):
+                    return False
+            else:
+                metrics.REPLIES_SERVED.labels(topic=self.topic, result=HANDLED).inc()
+                return True
+
+    async def _give_up(self, letter: DeadLetter) -> None:
         if self._letters is not None:
-            self._letters.check(self._start_timeout_s)
+            await self._block(partial(self._letters.keep, letter), self._retries.tries)
+        elif self._on_dead_letter is not None:
+            await self._call(self._on_dead_letter, letter)
+        metrics.REPLIES_SERVED.labels(topic=self.topic, result=DEAD_LETTER).inc()
 
-    def _end(self) -> None:
-        if self._letters is not None:
-            self._letters.close()
+    async def _next(self) -> InferenceReply | UndecodableReply | None:
+        return self._member.next_record()
 
-    def _timed(self) -> AbstractContextManager[object]:
-        return metrics.REPLY_HANDLER_SECONDS.labels(topic=self.topic).time()
+    async def _call(self, function: Callable[[T], Any], argument: T) -> None:
+        function(argument)
 
-    def _wait_s(self, reply: InferenceReply, error: Exception, failures: int) -> float | None:
-        metrics.REPLY_HANDLER_FAILURES.labels(topic=self.topic).inc()
-        # The class alone: the text of an error may quote the reply.
-        log.warning(
-            "reply_handler_failed topic=%s request_id=%s error=%s failures=%d",
-            self.topic,
-            reply.request_id,
-            type(error).__name__,
-            failures,
-        )
-        return self._retries.wait_s(failures, random.random())  # noqa: S311 - jitter, not a secret
+    async def _block(self, function: Callable[[T], None], argument: T) -> None:
+        function(argument)
 
-    def _failed(self, reply: InferenceReply, error: Exception) -> DeadLetter:
-        record = self._member.latest
-        assert record is not None  # noqa: S101 - a mistake in this package, not of a caller
-        return DeadLetter(record, reply, error)
-
-    def _undecodable(self, bad: UndecodableReply) -> DeadLetter:
-        log.warning(
-            "reply_undecodable topic=%s partition=%d offset=%d problem=%s",
-            bad.topic,
-            bad.partition,
-            bad.offset,
-            bad.problem,
-        )
-        return DeadLetter(bad, None, UndecodableReplyError(bad.why or bad.problem))
-
-    def _keep(self, letter: DeadLetter) -> None:
-        assert self._letters is not None  # noqa: S101 - a mistake in this package, not of a caller
-        self._letters.keep(letter, self._retries.tries)
-
-    def _count(self, result: str) -> None:
-        metrics.REPLIES_SERVED.labels(topic=self.topic, result=result).inc()
+    async def _stopped_within(self, wait_s: float) -> bool:
+        # Not Event.wait: a signal handler that calls stop would block for ever on the lock it holds.
+        until = monotonic() + wait_s
+        while not self._stopping.is_set() and (left_s := until - monotonic()) > 0:
+            sleep(min(left_s, _LOOK_EVERY_S))
+        return self._stopping.is_set()
 
 
 class ReplyService(_Service):
@@ -207,20 +256,6 @@ class ReplyService(_Service):
     however it did, is given to the handler again: at least once, so the handler must bear to see a reply twice.
     """
 
-    def __init__(
-        self,
-        member: GroupMember,
-        handler: ReplyHandler,
-        retries: HandlerRetries,
-        letters: ReplyLetters | None,
-        on_dead_letter: OnDeadLetter | None,
-        start_timeout_s: float,
-    ) -> None:
-        super().__init__(member, retries, letters, start_timeout_s)
-        self._handler = handler
-        self._on_dead_letter = on_dead_letter
-        self._stopping = threading.Event()
-
     def run(self) -> None:
         """Serve on this thread until ``stop``, the idle timeout, or an error. Once.
 
@@ -230,54 +265,10 @@ class ReplyService(_Service):
             Exception: what ``on_dead_letter`` raised; likewise.
         """
         try:
-            self._begin()
-            while (found := self._member.next_record()) is not None:
-                if isinstance(found, UndecodableReply):
-                    self._give_up(self._undecodable(found))
-                elif not self._handled(found):
-                    break
+            with suppress(StopIteration):
+                self._serve().send(None)
         finally:
             self._member.close()
-            self._end()
-
-    def stop(self) -> None:
-        """End ``run``, from any thread or a signal handler: after the reply in work, whose further tries are left to
-        the next service."""
-        self._stopping.set()
-        self._member.stop()
-
-    def _handled(self, reply: InferenceReply) -> bool:
-        """Whether it is done; False when the service was stopped before it was."""
-        failures = 0
-        while True:
-            try:
-                with self._timed(), continued(self._member.trace):
-                    self._handler(reply)
-            except Exception as error:  # noqa: BLE001 - tried again, then kept
-                failures += 1
-                wait_s = self._wait_s(reply, error, failures)
-                if wait_s is None:
-                    self._give_up(self._failed(reply, error))
-                    return True
-                if self._stopped_within(wait_s):
-                    return False
-            else:
-                self._count(HANDLED)
-                return True
-
-    def _stopped_within(self, wait_s: float) -> bool:
-        # Not Event.wait: a signal handler that calls stop would block for ever on the lock it holds.
-        until = monotonic() + wait_s
-        while not self._stopping.is_set() and (left_s := until - monotonic()) > 0:
-            sleep(min(left_s, _LOOK_EVERY_S))
-        return self._stopping.is_set()
-
-    def _give_up(self, letter: DeadLetter) -> None:
-        if self._on_dead_letter is None:
-            self._keep(letter)
-        else:
-            self._on_dead_letter(letter)
-        self._count(DEAD_LETTER)
 
 
 class AsyncReplyService(_Service):
@@ -290,6 +281,8 @@ class AsyncReplyService(_Service):
         await service.run()
     """
 
+    _stopping: asyncio.Event
+
     def __init__(
         self,
         member: GroupMember,
@@ -300,55 +293,24 @@ class AsyncReplyService(_Service):
         on_dead_letter: AsyncOnDeadLetter | None,
         start_timeout_s: float,
     ) -> None:
-        super().__init__(member, retries, letters, start_timeout_s)
+        super().__init__(member, handler, retries, letters, on_dead_letter, start_timeout_s)
         self._stream = stream
-        self._handler = handler
-        self._on_dead_letter = on_dead_letter
         self._stopping = asyncio.Event()
 
     async def run(self) -> None:
         """Serve until ``stop``, the idle timeout, or an error; see :meth:`ReplyService.run`. A task that is cancelled
         here cancels the handler, and the reply in work comes again."""
         async with self._stream:
-            try:
-                await asyncio.to_thread(self._begin)
-                while (found := await self._stream.next_record()) is not None:
-                    if isinstance(found, UndecodableReply):
-                        await self._give_up(self._undecodable(found))
-                    elif not await self._handled(found):
-                        break
-            finally:
-                self._end()
+            await self._serve()
 
-    def stop(self) -> None:
-        """End ``run``, from its event loop: after the reply in work; see :meth:`ReplyService.stop`."""
-        self._stopping.set()
-        self._member.stop()
+    async def _next(self) -> InferenceReply | UndecodableReply | None:
+        return await self._stream.next_record()
 
-    async def _handled(self, reply: InferenceReply) -> bool:
-        failures = 0
-        while True:
-            try:
-                with self._timed(), continued(self._member.trace):
-                    await self._handler(reply)
-            except Exception as error:  # noqa: BLE001 - tried again, then kept
-                failures += 1
-                wait_s = self._wait_s(reply, error, failures)
-                if wait_s is None:
-                    await self._give_up(self._failed(reply, error))
-                    return True
-                if await self._stopped_within(wait_s):
-                    return False
-            else:
-                self._count(HANDLED)
-                return True
+    async def _call(self, function: Callable[[T], Awaitable[object]], argument: T) -> None:
+        await function(argument)
 
-    async def _give_up(self, letter: DeadLetter) -> None:
-        if self._on_dead_letter is None:
-            await asyncio.to_thread(self._keep, letter)
-        else:
-            await self._on_dead_letter(letter)
-        self._count(DEAD_LETTER)
+    async def _block(self, function: Callable[[T], None], argument: T) -> None:
+        await asyncio.to_thread(function, argument)
 
     async def _stopped_within(self, wait_s: float) -> bool:
         try:

@@ -4,8 +4,8 @@ import math
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
-from typing import Final, Required, TypedDict
+from dataclasses import fields, replace
+from typing import Any, Final, Required, TypedDict, Unpack
 
 from fairlane.clock import now_ms
 from fairlane.names import may_carry_replies_of
@@ -23,7 +23,8 @@ _INPUTS_OF_TASK: Final[Mapping[str, tuple[str, ...]]] = {
     Task.RANK: ("query", "documents"),
     Task.CLASSIFY: ("image",),
 }
-_INPUTS: Final = ("messages", "prompt", "texts", "query", "documents", "image")
+_INPUTS: Final = tuple(entry.name for entry in fields(RequestInput))
+_PARAMETERS: Final = tuple(entry.name for entry in fields(Parameters))
 _UUID: Final = re.compile(r"[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{4}-[0-9a-fA-F]{12}")
 _LARGEST_INT: Final = 2**63 - 1
 _MOST_LOGPROBS: Final = 20
@@ -98,70 +99,30 @@ def new_request_id() -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def build_request(
-    *,
-    model: str,
-    task: str = Task.GENERATE.value,
-    messages: Iterable[ChatTurn] | None = None,
-    prompt: str | None = None,
-    texts: Sequence[str] | None = None,
-    query: str | None = None,
-    documents: Sequence[str] | None = None,
-    image: bytes | None = None,
-    max_tokens: int | None = None,
-    temperature: float = 0.0,
-    top_p: float = 1.0,
-    stop: str | Sequence[str] = (),
-    seed: int | None = None,
-    stream: bool = False,
-    logprobs: int | None = None,
-    priority: str = Priority.NORMAL.value,
-    timeout_ms: int | None = None,
-    reply_to: str | None = None,
-    retrieval: Retrieval | None = None,
-    group: str | None = None,
-    conversation_id: str | None = None,
-    conversation_after: str | None = None,
-    cache: str | None = None,
-    metadata: Mapping[str, str] | None = None,
-    request_id: str | None = None,
-) -> InferenceRequest:
+def build_request(**given: Unpack[RequestFields]) -> InferenceRequest:
     """The request these fields make; see :class:`RequestFields`. Not checked yet.
 
     Raises:
         ValueError: a field has a form no record can hold; the message begins with its name.
+        TypeError: there is no such field, or ``model`` is missing.
     """
-    return InferenceRequest(
-        request_id=new_request_id() if request_id is None else request_id,
-        model=model,
-        task=task,
-        input=RequestInput(
-            messages=None if messages is None else tuple([_message(turn) for turn in messages]),
-            prompt=prompt,
-            texts=_strings("texts", texts),
-            query=query,
-            documents=_strings("documents", documents),
-            image=image,
-        ),
-        parameters=Parameters(
-            max_tokens=max_tokens,
-            temperature=temperature,
-            top_p=top_p,
-            stop=(stop,) if isinstance(stop, str) else tuple(stop),
-            seed=seed,
-            stream=stream,
-            logprobs=logprobs,
-        ),
-        priority=priority,
-        timeout_ms=timeout_ms,
-        reply_to=reply_to,
-        retrieval=retrieval,
-        group=group,
-        conversation_id=conversation_id,
-        conversation_after=conversation_after,
-        cache=cache,
-        metadata={} if metadata is None else dict(metadata),
+    values: dict[str, Any] = {"task": Task.GENERATE.value, "stop": (), **given}
+    if unknown := values.keys() - RequestFields.__annotations__.keys():
+        raise TypeError(f"a request has no field {', '.join(sorted(unknown))}")
+    if values.get("messages") is not None:
+        values["messages"] = tuple([_message(turn) for turn in values["messages"]])
+    for name in ("texts", "documents"):
+        if isinstance(values.get(name), str):
+            raise ValueError(f"{name}: a single text; give a list of texts")  # noqa: TRY004 - every mistake is a ValueError
+        values[name] = None if values.get(name) is None else tuple(values[name])
+    values["stop"] = (values["stop"],) if isinstance(values["stop"], str) else tuple(values["stop"])
+    values["metadata"] = dict(values.get("metadata") or {})
+    if values.get("request_id") is None:
+        values["request_id"] = new_request_id()
+    task_input, parameters = (
+        {name: values.pop(name) for name in names if name in values} for names in (_INPUTS, _PARAMETERS)
     )
+    return InferenceRequest(input=RequestInput(**task_input), parameters=Parameters(**parameters), **values)
 
 
 def streamed(request: InferenceRequest, reply_topic: str) -> InferenceRequest:
@@ -199,9 +160,8 @@ def check_request(request: InferenceRequest, tenant: str) -> None:
         raise ValueError(f"tenant: {request.tenant!r}, but this client publishes as {tenant!r}")
     if request.reply_to is not None and not may_carry_replies_of(request.reply_to, tenant):
         raise ValueError(f"reply_to: {request.reply_to!r} is no reply topic of {tenant!r}")
-    for key, value in request.metadata.items():
-        if not (_is_text(key) and _is_text(value)):
-            raise ValueError("metadata: keys and values must be strings")
+    if not all(isinstance(text, str) for pair in request.metadata.items() for text in pair):
+        raise ValueError("metadata: keys and values must be strings")
 
 
 def _check_input(task: str, given: RequestInput) -> None:
@@ -251,18 +211,10 @@ def _check_parameters(parameters: Parameters) -> None:
 def _check_whole(name: str, value: int | None, least: int, most: int = _LARGEST_INT) -> None:
     if value is None:
         return
-    if not _is_whole(value):
+    if type(value) is not int:
         raise ValueError(f"{name}: not a whole number")
     if not least <= value <= most:
         raise ValueError(f"{name}: {value} is not between {least} and {most}")
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _message(turn: ChatTurn) -> Message:
@@ -271,14 +223,6 @@ def _message(turn: ChatTurn) -> Message:
     if set(turn) != {"role", "content"}:
         raise ValueError(f"messages: a message has role and content, not {_listed(turn)}")
     return Message(role=turn["role"], content=turn["content"])
-
-
-def _strings(name: str, values: Sequence[str] | None) -> tuple[str, ...] | None:
-    if values is None:
-        return None
-    if isinstance(values, str):
-        raise ValueError(f"{name}: a single text; give a list of texts")  # noqa: TRY004 - every mistake is a ValueError
-    return tuple(values)
 
 
 def _listed(names: Iterable[str]) -> str:

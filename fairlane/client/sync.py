@@ -14,11 +14,12 @@ from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyServi
 from fairlane.client.requests import RequestFields, build_request, streamed
 from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.text_stream import TextStream
+from fairlane.closing import Closing
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.settings import KafkaSettings
 
 
-class Client(BaseClient):
+class Client(BaseClient, Closing):
     """Publishes a tenant's requests and waits for their replies. Thread-safe.
 
     >>> with Client(tenant="acme") as client:
@@ -28,12 +29,6 @@ class Client(BaseClient):
 
     Nothing is contacted until the first submit. Arguments: see :class:`fairlane.client.base.BaseClient`.
     """
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def start(self) -> None:
         """Connect now instead of at the first submit.
@@ -259,7 +254,7 @@ class Client(BaseClient):
         self._core.close()
 
 
-class ReplyStream(BaseReplyStream):
+class ReplyStream(BaseReplyStream, Closing):
     """The replies of a topic, one by one; iterate it in one thread at a time, ``close`` it from any.
 
     Joins the group at the first ``next``. Leaving the loop with ``break`` and dropping the stream closes it too.
@@ -295,12 +290,6 @@ class ReplyStream(BaseReplyStream):
     def close(self) -> None:
         """Commit what is done and leave the group. The latest reply is not done unless ``ack`` said so."""
         self._finalizer()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 def replies(

@@ -16,6 +16,7 @@ from fairlane.client.handle import AsyncHandle, BaseHandle, Handle, from_any_thr
 from fairlane.client.reader import TopicReader
 from fairlane.client.reassembly import Reassembly, TextDelta
 from fairlane.clock import ClockMs
+from fairlane.closing import Closing
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import FairlaneError, Timeout
@@ -247,7 +248,7 @@ class _Stream:
             self._core.chunks.leave(self._answer)
 
 
-class TextStream(_Stream):
+class TextStream(_Stream, Closing):
     """The text of one answer as it is made; iterate it in one thread at a time, ``close`` it from any.
 
     >>> with client.stream(model="smollm2-135m-instruct", prompt="The capital of France is") as stream:
@@ -316,12 +317,6 @@ class TextStream(_Stream):
     def close(self) -> None:
         """End the iteration, and cancel the request if it has no reply yet. May be called again; never raises."""
         self._leave()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
 
 class AsyncTextStream(_Stream):

@@ -13,11 +13,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from getpass import getuser
 from platform import node
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 from psycopg.types.json import Jsonb
 
+from fairlane.closing import Closing
 from fairlane.logs import get_logger
 from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import Role, Scope, new_key
@@ -115,18 +116,12 @@ class User:
     disabled: bool
 
 
-class ApiKeys:
+class ApiKeys(Closing):
     """Keys of all tenants. ``dsn`` names the owner of the tables: the services' role may not write them."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._kept.close()

@@ -19,7 +19,6 @@ from fairlane.records import (
     Output,
     Parameters,
     PassageReference,
-    RequestInput,
     TokenUsage,
     WorkItem,
 )
@@ -64,13 +63,15 @@ def response_key(
     another answer. ``collection_version`` is None without retrieval."""
     if not _is_repeatable(request, collection_version):
         return None
+    given = request.input
+    messages = None if given.messages is None else [(one.role, one.content) for one in given.messages]
     return cache_key(
         CacheName.RESPONSE,
         tenant,
         request.model,
         model_version,
         request.task,
-        _input(request.input),
+        (messages, given.prompt, given.texts, given.query, given.documents, given.image),
         _parameters(request.parameters),
         _retrieval(request, collection_version),
     )
@@ -209,11 +210,6 @@ def _is_repeatable(request: InferenceRequest, collection_version: int | None) ->
         return True
     # In mode cached, the passages depend on earlier requests.
     return collection_version is not None and request.retrieval.mode != RetrievalMode.CACHED
-
-
-def _input(given: RequestInput) -> Canonical:
-    messages = None if given.messages is None else [(one.role, one.content) for one in given.messages]
-    return messages, given.prompt, given.texts, given.query, given.documents, given.image
 
 
 def _parameters(given: Parameters) -> Canonical:

@@ -23,7 +23,6 @@ from fairlane_server.cli.output import (
 
 if TYPE_CHECKING:
     from fairlane_server.conversations.conversations import Conversations
-    from fairlane_server.conversations.turns import StoredTurn
 
 Name = Annotated[str, typer.Argument(metavar="ID", help="Of the conversation.", show_default=False)]
 Most = Annotated[int, typer.Option("--last", metavar="N", min=1, help="At most so many, the newest.")]
@@ -59,7 +58,10 @@ def show_command(conversation: Name, tenant: Tenant, *, last: Most = 1_000, as_j
         show_json({"conversation_id": conversation, "turns": [asdict(turn) for turn in turns]})
         return
     for turn in turns:
-        _show(turn)
+        say(f"--- {utc(turn.replied_at_ms)} UTC, request {printable(turn.request_id)}")
+        for message in turn.messages:
+            _say_lines(message.role, message.content)
+        _say_lines("assistant", turn.answer)
 
 
 @app.command("delete")
@@ -79,13 +81,6 @@ def opened(tenant: str) -> "Iterator[Conversations]":
 
     with Conversations(settings_with().postgres_dsn.get_secret_value(), tenant) as conversations:
         yield conversations
-
-
-def _show(turn: "StoredTurn") -> None:
-    say(f"--- {utc(turn.replied_at_ms)} UTC, request {printable(turn.request_id)}")
-    for message in turn.messages:
-        _say_lines(message.role, message.content)
-    _say_lines("assistant", turn.answer)
 
 
 def _say_lines(role: str, text: str) -> None:

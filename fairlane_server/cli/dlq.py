@@ -8,7 +8,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -298,16 +298,10 @@ def replay_command(
         raise typer.Exit(1)
 
 
-@contextmanager
-def _replayer(settings: Settings, codec: Codec, *, dry_run: bool) -> Iterator[Replayer | None]:
+def _replayer(settings: Settings, codec: Codec, *, dry_run: bool) -> AbstractContextManager[Replayer | None]:
     if dry_run:
-        yield None
-        return
-    replayer = Replayer(settings, codec, f"dlq:{settings.kafka_sasl_username or getpass.getuser()}", now_ms)
-    try:
-        yield replayer
-    finally:
-        replayer.close()
+        return nullcontext()
+    return Replayer(settings, codec, f"dlq:{settings.kafka_sasl_username or getpass.getuser()}", now_ms)
 
 
 _SELECTED, _REPLAYED = 1, 2

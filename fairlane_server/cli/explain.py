@@ -8,7 +8,7 @@ import typer
 
 from fairlane_server.cli.output import (
     AsJson,
-    checked_tenant,
+    OneTenant,
     fail,
     printable,
     say,
@@ -33,17 +33,9 @@ _UNITS = (
 _INSTANT = "_at_ms"
 
 RequestId = Annotated[str, typer.Argument(metavar="REQUEST_ID", help="The id as it was published.", show_default=False)]
-Tenant = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TENANT",
-        help="Of this tenant alone; by default of every tenant that used the id.",
-        callback=checked_tenant,
-    ),
-]
 
 
-def explain_command(request_id: RequestId, tenant: Tenant = None, *, as_json: AsJson = False) -> None:
+def explain_command(request_id: RequestId, tenant: OneTenant = None, *, as_json: AsJson = False) -> None:
     """Tell what became of a request: every decision with its inputs, and when each stage was reached.
 
     From the tables that the recorder fills (POSTGRES_DSN), so what happened a moment ago may not be there yet.

@@ -7,7 +7,7 @@ import typer
 
 from fairlane.schema_files import committed_schemas
 from fairlane.schema_registry import RegistryClient
-from fairlane_server.cli.output import AsJson, fail, settings_with, show_json, show_table
+from fairlane_server.cli.output import AsJson, fail, settings_with, show_list
 
 app = typer.Typer(help="The committed schemas, in a schema registry.", no_args_is_help=True)
 
@@ -35,13 +35,12 @@ def register_command(
     registry = RegistryClient(settings.schema_registry_url)
     committed = committed_schemas()
     registered = [item for name in committed.record_names for item in registry.register(name, committed.versions(name))]
-    if as_json:
-        show_json({"registered": [asdict(item) for item in registered]})
-        return
-    show_table(
+    show_list(
+        "registered",
+        registered,
         ("subject", "version", "id", ""),
-        [
-            (item.subject, str(item.version), str(item.schema_id), "registered" if item.new else "was there")
-            for item in registered
-        ],
+        lambda item: (item.subject, str(item.version), str(item.schema_id), "registered" if item.new else "was there"),
+        to_json=asdict,
+        empty="there are no schemas",
+        as_json=as_json,
     )

@@ -8,13 +8,14 @@
 ...     conversations.delete("orders-17")
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
+from fairlane.closing import Closing
 from fairlane.names import is_name
 from fairlane.records import Message
 from fairlane_server.conversations.turns import MOST_TURNS, StoredTurn, StoredTurns
@@ -88,15 +89,13 @@ def _turns_of(rows: Rows, *, has_after: bool) -> StoredTurns:
 def turn_of(row: Sequence[Any]) -> StoredTurn:
     """Build a turn from a row that begins with request_id, messages, answer, tokens and replied_at_ms."""
     request_id, messages, answer, tokens, replied_at_ms = row[:5]
-    return StoredTurn(request_id, tuple(_message(message) for message in messages), answer, tokens, replied_at_ms)
+    return StoredTurn(
+        request_id, tuple(Message(said["role"], said["content"]) for said in messages), answer, tokens, replied_at_ms
+    )
 
 
 def stored_name(name: str) -> str:
     return without_nul(clean_text(name))
-
-
-def _message(stored: Mapping[str, str]) -> Message:
-    return Message(stored["role"], stored["content"])
 
 
 APPLICATION_NAME = "fairlane-conversations"
@@ -131,7 +130,7 @@ class ConversationSummary:
     last_at_ms: int
 
 
-class Conversations:
+class Conversations(Closing):
     """The conversations of one tenant. Those of other tenants are not found, as if they did not exist."""
 
     def __init__(self, dsn: str, tenant: str) -> None:
@@ -140,12 +139,6 @@ class Conversations:
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._tenant = tenant
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._kept.close()

@@ -4,11 +4,11 @@ import time
 from collections.abc import Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
-from typing import Self
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import OffsetSpec
 
+from fairlane.closing import Closing
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec
 from fairlane.kafka_config import read_committed_consumer
@@ -46,7 +46,7 @@ class PartitionRange:
         return max(0, self.end - self.first)
 
 
-class DeadLetterReader:
+class DeadLetterReader(Closing):
     """The dead-letter topics as they can be read now. For one thread; a context manager, or call ``close``."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec) -> None:
@@ -58,12 +58,6 @@ class DeadLetterReader:
         # The group is never joined and nothing is committed: partitions are assigned by hand.
         config = read_committed_consumer(settings, group_id("fairlane-dead-letters")) | {"enable.partition.eof": True}
         self._consumer = SkippingConsumer(quiet_config(config, self._errors), _READER)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         self._consumer.close()

@@ -11,6 +11,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import names
 from fairlane.clock import ClockMs
+from fairlane.closing import Closing
 from fairlane.cluster import LastConnectionError, one_line, quiet_config, reason_of
 from fairlane.codec import Codec
 from fairlane.dead_letters import position_name
@@ -153,8 +154,8 @@ class NotReplayedError(Exception):
     """One letter could not be replayed and its transaction was aborted; others may be. The message says why."""
 
 
-class Replayer:
-    """Publishes replays. For one thread; ``close`` it."""
+class Replayer(Closing):
+    """Publishes replays. For one thread."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec, actor: str, clock: ClockMs) -> None:
         """Fence any earlier replay: its commits are then in the log, and no further ones follow.

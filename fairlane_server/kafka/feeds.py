@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka_config import connection
+from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import group_id
 from fairlane.schema_registry import RegistryError
@@ -111,19 +111,9 @@ class TopicFollower(ABC):
             self._thread.join(_METADATA_TIMEOUT_S)
 
     def _run(self) -> None:
-        consumer = SkippingConsumer(
-            connection(self._settings)
-            | {
-                "group.id": group_id(f"feed-{uuid4()}"),
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "isolation.level": "read_committed",
-                "auto.offset.reset": "earliest",
-                "fetch.wait.max.ms": 100,
-                "check.crcs": self._settings.kafka_check_crcs,
-            },
-            READER,
-        )
+        config = read_committed_consumer(self._settings, group_id(f"feed-{uuid4()}"))
+        options = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        consumer = SkippingConsumer(config | options, READER)
         try:
             self._follow(consumer)
         except Exception as error:  # noqa: BLE001 - handed to the waiting starter, or logged: never silent

@@ -180,7 +180,9 @@ class LoadBoard:
             known.pool_samples.clear()
 
     def view(self, now_ms: int) -> LoadView:
-        self._forget(now_ms)
+        oldest_ms = now_ms - _FORGOTTEN_AFTER_MS
+        self._consumers = {name: one for name, one in self._consumers.items() if one.seen_at_ms >= oldest_ms}
+        self._dispatchers = {name: one for name, one in self._dispatchers.items() if one.seen_at_ms >= oldest_ms}
         consumers = [one.report for one in self._consumers.values() if one.seen_at_ms >= now_ms - CAPACITY_TTL_MS]
         silent = [one.report for one in self._consumers.values() if one.seen_at_ms < now_ms - CAPACITY_TTL_MS]
         dispatchers = [one for one in self._dispatchers.values() if one.seen_at_ms >= now_ms - DISPATCH_TTL_MS]
@@ -191,11 +193,6 @@ class LoadBoard:
             _pool_rows(self._specs.values(), consumers, silent, dispatchers),
             _tenant_rows(self._specs, dispatchers),
         )
-
-    def _forget(self, now_ms: int) -> None:
-        oldest_ms = now_ms - _FORGOTTEN_AFTER_MS
-        self._consumers = {name: one for name, one in self._consumers.items() if one.seen_at_ms >= oldest_ms}
-        self._dispatchers = {name: one for name, one in self._dispatchers.items() if one.seen_at_ms >= oldest_ms}
 
 
 def _pool_rows(

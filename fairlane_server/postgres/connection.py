@@ -132,7 +132,7 @@ class ReconnectingConnection:
             limit_s = self._call_timeout_s if timeout_s is None else timeout_s
             with deadline(connection, limit_s), connection.transaction():
                 if timeout_s is not None:
-                    connection.execute("SELECT set_config('statement_timeout', %s, true)", (_ms(timeout_s),))
+                    connection.execute("SELECT set_config('statement_timeout', %s, true)", (postgres_ms(timeout_s),))
                 if tenant is not None:
                     act_for(connection, tenant)
                 yield connection
@@ -153,7 +153,7 @@ class ReconnectingConnection:
         try:
             with deadline(connection, self._call_timeout_s), connection.transaction():
                 for name, limit_s in self._server_timeouts_s.items():
-                    connection.execute("SELECT set_config(%s, %s, false)", (name, _ms(limit_s)))
+                    connection.execute("SELECT set_config(%s, %s, false)", (name, postgres_ms(limit_s)))
                 if self._prepare is not None:
                     self._prepare(connection)
         except psycopg.errors.QueryCanceled as error:
@@ -197,7 +197,8 @@ def reason(error: "psycopg.Error") -> str:
     return f"{type(error).__name__} ({error.sqlstate})" if is_value_error(error) else explain(error)
 
 
-def _ms(seconds: float) -> str:
+def postgres_ms(seconds: float) -> str:
+    """The value of a timeout of Postgres's."""
     return f"{max(1, round(seconds * 1000))}ms"
 
 

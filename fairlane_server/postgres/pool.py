@@ -15,7 +15,7 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
-from fairlane_server.postgres.connection import defaults, reason
+from fairlane_server.postgres.connection import defaults, postgres_ms, reason
 from fairlane_server.store_error import StoreError
 
 CUT_AFTER_S = 1.0
@@ -128,7 +128,7 @@ async def rows_for(pool: DeadlinePool, tenant: str, questions: Sequence[Question
 
     async def ask(connection: Connection) -> None:
         cursors.clear()
-        await connection.execute(_SETTINGS, (tenant, server_timeout(timeout_s)))
+        await connection.execute(_SETTINGS, (tenant, postgres_ms(timeout_s)))
         for statement, parameters in questions:
             cursors.append(await connection.execute(statement, parameters))
 
@@ -143,10 +143,6 @@ async def rows_for(pool: DeadlinePool, tenant: str, questions: Sequence[Question
 async def rows_of(cursor: Cursor | None) -> Rows | None:
     """The rows if they have arrived; never waits for the server."""
     return None if cursor is None or cursor.pgresult is None else await cursor.fetchall()
-
-
-def server_timeout(timeout_s: float) -> str:
-    return f"{max(1, round(timeout_s * 1000))}ms"
 
 
 def failure_of(error: psycopg.Error | None, timeout_s: float) -> Exception:

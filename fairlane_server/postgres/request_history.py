@@ -93,7 +93,7 @@ def read_history(settings: Settings, request_id: str, tenant: str | None = None)
 def history_of(decisions: Rows, usage: Rows, replies: Rows) -> History:
     return History(
         tuple(map(_decision, reversed(decisions))),
-        tuple(map(_usage, reversed(usage))),
+        tuple(UsageEvent(*(*row[:14], SourceCoordinate(*row[14:17]), *row[17:])) for row in reversed(usage)),
         tuple(map(recorded_reply, reversed(replies))),
     )
 
@@ -104,11 +104,6 @@ def _decision(row: tuple[Any, ...]) -> AuditEvent:
     # jsonb does not keep the order of keys.
     ordered = dict(sorted(inputs.items()))
     return AuditEvent(request_id, tenant, decision, actor, occurred_at_ms, source, code, message, ordered)
-
-
-def _usage(row: tuple[Any, ...]) -> UsageEvent:
-    values = (*row[:14], SourceCoordinate(*row[14:17]), *row[17:])
-    return UsageEvent(*values)
 
 
 def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> RecordedReply:

@@ -8,20 +8,6 @@ EXIT_NO_RESTART = 78
 
 
 @dataclass(frozen=True, slots=True)
-class DelayedRestart:
-    """Restart the process after a wait."""
-
-    after_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class GiveUp:
-    """Stop the stack, for this reason."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
 class RestartPolicy:
     """Exponential backoff with jitter, and a limit on deaths within a window.
 
@@ -39,18 +25,18 @@ class RestartPolicy:
     max_delay_s: float = 5.0
     jitter: float = 0.25
 
-    def decide(
-        self, deaths: Sequence[float], now: float, chance: float, status: int | None = None
-    ) -> DelayedRestart | GiveUp:
-        """Decide what to do after the last of ``deaths`` (seconds, by the clock of ``now``), which ended with
-        ``status``. ``chance`` is a random number in [0, 1)."""
+    def decide(self, deaths: Sequence[float], now: float, chance: float, status: int | None = None) -> float | str:
+        """Seconds until a restart, or why there is none and the stack stops.
+
+        ``deaths`` are in seconds by the clock of ``now``, ``status`` is of the last; ``chance`` is a random number in
+        [0, 1)."""
         if status == EXIT_NO_RESTART:
-            return GiveUp("asked not to be started again")
+            return "asked not to be started again"
         recent = len(self.within_window(deaths, now))
         if recent > self.max_deaths:
-            return GiveUp(f"died {recent} times within {self.window_s:g} s")
+            return f"died {recent} times within {self.window_s:g} s"
         delay_s = min(self.max_delay_s, self.first_delay_s * 2.0 ** (max(recent, 1) - 1))
-        return DelayedRestart(delay_s * (1 - self.jitter + 2 * self.jitter * chance))
+        return delay_s * (1 - self.jitter + 2 * self.jitter * chance)
 
     def within_window(self, deaths: Sequence[float], now: float) -> list[float]:
         return [death for death in deaths if now - death <= self.window_s]

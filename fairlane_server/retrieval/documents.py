@@ -21,9 +21,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Self
 
 import fairlane
+from fairlane.closing import Closing
 from fairlane_server.processes.parent import die_with_parent
 from fairlane_server.processes.watchdog import called_if_late
 from fairlane_server.retrieval.parsers import (
@@ -104,17 +104,14 @@ def check_size(source: str, size_bytes: int, limits: DocumentLimits) -> None:
         )
 
 
-class DocumentReader:
+class DocumentReader(Closing):
     """Makes documents of files' bytes. HTML and PDF are parsed in a process of its own, which starts when needed."""
 
     def __init__(self, limits: DocumentLimits | None = None) -> None:
         self._limits = limits or DocumentLimits()
         self._parser = ParserProcess(self._limits)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
         self._parser.close()
 
     def parse(self, source: str, kind: DocumentFormat, data: bytes) -> ParsedDocument:
@@ -134,19 +131,13 @@ class DocumentReader:
         return parsed
 
 
-class ParserProcess:
+class ParserProcess(Closing):
     """Parses HTML and PDF, one document at a time. For one thread."""
 
     def __init__(self, limits: DocumentLimits) -> None:
         self._limits = limits
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the process, whatever it does. May be called twice."""

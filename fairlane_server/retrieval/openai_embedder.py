@@ -65,13 +65,14 @@ class OpenAiServer:
     def name(self) -> str:
         return f"openai:{self.model}"
 
-    def request(self, client: "httpx.Client | httpx.AsyncClient", texts: Sequence[str]) -> httpx.Request:
+    def call(self, texts: Sequence[str]) -> dict[str, Any]:
+        """Arguments of a client's ``stream``."""
         headers = {"Accept-Encoding": "identity"}
         if self.key:
             headers["Authorization"] = f"Bearer {self.key}"
         given = [clean_text(text[:MOST_CHARACTERS]) for text in texts]
         body = {"model": self.model, "input": given, "encoding_format": "float"}
-        return client.build_request("POST", f"{self.url.rstrip('/')}/embeddings", json=body, headers=headers)
+        return {"method": "POST", "url": f"{self.url.rstrip('/')}/embeddings", "json": body, "headers": headers}
 
     def most_bytes(self, texts: int) -> int:
         return _BYTES_AROUND_THE_NUMBERS + texts * (self.dimensions * _MOST_BYTES_OF_A_NUMBER + 256)
@@ -117,15 +118,12 @@ class OpenAiEmbedder:
         deadline = time.monotonic() + self._timeout_s
         answer = _Answer(self._server.most_bytes(len(texts)))
         try:
-            response = self._client.send(self._server.request(self._client, texts), stream=True)
-            try:
+            with self._client.stream(**self._server.call(texts)) as response:
                 answer.check(response)
                 for part in response.iter_raw():
                     if time.monotonic() > deadline:
                         raise _LaterError(f"the embedder did not answer within {self._timeout_s:g} s")
                     answer.add(part)
-            finally:
-                response.close()
         except httpx.TransportError as error:
             raise _LaterError(_unreached(error)) from error
         except (httpx.HTTPError, RuntimeError) as error:
@@ -149,14 +147,10 @@ class OpenAiQueryEmbedder:
             return np.zeros(self.dimensions, dtype=np.float32)
         answer = _Answer(self._server.most_bytes(1))
         try:
-            async with asyncio.timeout(self._timeout_s):
-                response = await self._client.send(self._server.request(self._client, [text]), stream=True)
-                try:
-                    answer.check(response)
-                    async for part in response.aiter_raw():
-                        answer.add(part)
-                finally:
-                    await response.aclose()
+            async with asyncio.timeout(self._timeout_s), self._client.stream(**self._server.call([text])) as response:
+                answer.check(response)
+                async for part in response.aiter_raw():
+                    answer.add(part)
         except TimeoutError as error:
             raise EmbedderError(f"the embedder did not answer within {self._timeout_s:g} s") from error
         except (httpx.HTTPError, RuntimeError) as error:

@@ -7,8 +7,8 @@ import psycopg
 from psycopg import sql
 
 from fairlane.logs import get_logger
-from fairlane_server.postgres.connection import reason
-from fairlane_server.postgres.pool import Connection, Cursor, DeadlinePool, Rows, failure_of, rows_of, server_timeout
+from fairlane_server.postgres.connection import postgres_ms, reason
+from fairlane_server.postgres.pool import Connection, Cursor, DeadlinePool, Rows, failure_of, rows_for, rows_of
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_store import (
     SELECT_COLLECTIONS,
@@ -92,17 +92,7 @@ class PgVectorSearch:
         check_tenant(tenant)
         if name != plain(name):
             return collection_of(None, name)
-        answers = _Answers()
-
-        async def ask(connection: Connection) -> None:
-            await connection.execute(SETTINGS, search_settings(tenant, 1, LOOK_UP_TIMEOUT_S))
-            answers.nearest = await connection.execute(_LOOK_UP, (tenant, name))
-
-        error = await self.pool.talk(ask, LOOK_UP_TIMEOUT_S)
-        rows = await rows_of(answers.nearest)
-        if rows is None:
-            # A table that is missing here is that of all collections: not CollectionNotFoundError.
-            raise failure_of(error, LOOK_UP_TIMEOUT_S)
+        (rows,) = await rows_for(self.pool, tenant, [(_LOOK_UP, (tenant, name))], LOOK_UP_TIMEOUT_S)
         return collection_of(rows[0] if rows else None, name)
 
     async def search(
@@ -121,23 +111,24 @@ class PgVectorSearch:
         settings = search_settings(collection.tenant, limit, timeout_s)
         wire = Wire.vector(vector) if vector.any() else None
         words = None if text is None else plain(text[:MAX_QUERY_CHARACTERS])
-        answers = _Answers()
+        nearest: Cursor | None = None
+        matching: Cursor | None = None
 
         async def ask(connection: Connection) -> None:
-            answers.nearest = answers.matching = None
+            nonlocal nearest, matching
+            nearest = matching = None
             await connection.execute(SETTINGS, settings)
             if wire is not None:
-                nearest = nearest_statement(collection.number, collection.dimensions, limit)
-                answers.nearest = await connection.execute(nearest, (wire,))
+                statement = nearest_statement(collection.number, collection.dimensions, limit)
+                nearest = await connection.execute(statement, (wire,))
                 # Otherwise the server would keep this answer until it has the next one.
                 connection.pgconn.send_flush_request()
             if words is not None:
-                matching = matching_statement(collection.number, limit)
-                answers.matching = await connection.execute(matching, (words,))
+                matching = await connection.execute(matching_statement(collection.number, limit), (words,))
 
         error = await self.pool.talk(ask, timeout_s)
-        near: Rows | None = [] if wire is None else await rows_of(answers.nearest)
-        matched = await rows_of(answers.matching)
+        near: Rows | None = [] if wire is None else await rows_of(nearest)
+        matched = await rows_of(matching)
         if isinstance(error, psycopg.errors.UndefinedTable) and (near is None or matched is None):
             raise CollectionNotFoundError("there is no such collection any more")
         if near is None:
@@ -152,17 +143,7 @@ class PgVectorSearch:
 
 def search_settings(tenant: str, limit: int, timeout_s: float) -> tuple[str, str, str]:
     candidates = min(max(_CANDIDATES, 2 * limit), _MAX_CANDIDATES)
-    return tenant, server_timeout(timeout_s), str(candidates)
-
-
-class _Answers:
-    """Cursors whose results come in while the conversation goes on."""
-
-    __slots__ = ("matching", "nearest")
-
-    def __init__(self) -> None:
-        self.nearest: Cursor | None = None
-        self.matching: Cursor | None = None
+    return tenant, postgres_ms(timeout_s), str(candidates)
 
 
 def _hit(collection: Collection, row: tuple[Any, ...], score: float) -> Hit:

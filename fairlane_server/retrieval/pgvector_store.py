@@ -13,6 +13,7 @@ from psycopg import sql
 from psycopg.adapt import Buffer, Dumper
 from psycopg.pq import Format
 
+from fairlane.closing import Closing
 from fairlane.names import is_name
 from fairlane_server.postgres.connection import DsnError, ReconnectingConnection, reason
 from fairlane_server.retrieval.embedder import FloatArray
@@ -138,7 +139,7 @@ def partition(number: int) -> sql.Identifier:
     return sql.Identifier(f"passages_{number}")
 
 
-class PgVectorCollections:
+class PgVectorCollections(Closing):
     """A CollectionStore. One connection, opened when it is first needed and again after every failure; calls of several
     threads wait for one another. Every call is bounded in time."""
 
@@ -153,12 +154,6 @@ class PgVectorCollections:
             dsn, APPLICATION_NAME, call_timeout_s, server_timeouts_s=server_timeouts_s, prepare=self._prepare
         )
         self._vector_oid = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._lock:

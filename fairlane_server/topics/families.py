@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from fairlane.names import TENANT_PATTERN, topic_name
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec, type_by_name
 from fairlane.schema_files import data_path
-from fairlane_server.yaml_config import YamlNode, load_yaml_with_lines
+from fairlane_server.yaml_config import Reader, YamlNode, load_yaml_with_lines
 
 DELETE = "delete"
 COMPACT = "compact"
@@ -21,10 +22,7 @@ _PLACEHOLDER = re.compile(r"\{([a-z]*)\}")
 _PART = re.compile(r"[a-z0-9][a-z0-9-]{0,38}|\{[a-z]*\}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 
-_REQUIRED = frozenset({"name", "description", "records", "key", "partitions", "writers", "readers"})
-_OPTIONAL = frozenset({"partitions_by_tenant", "retention_ms", "cleanup", "max_message_bytes", "timestamp_type"})
 _ROLES = ("tenant", "gateway", "backfill", "dispatcher", "consumer", "recorder", "operator", "replayer")
-_CLEANUPS = (DELETE, COMPACT)
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 _SCOPES = ((), ("tenant",), ("tenant", "service"), ("pool",), ("pool", "class"))
 _DAY_MS = 86_400_000
@@ -100,7 +98,7 @@ def load_families(path: Path | None = None) -> tuple[TopicFamily, ...]:
     Raises ConfigError with file and line: unknown key, invalid name, unknown placeholder, record, role or value, a
     duplicate family or name, retention of a compacted family.
     """
-    root = load_yaml_with_lines(path or data_path("topics.yaml")).mapping(frozenset({"families"}))["families"]
+    root = load_yaml_with_lines(path or data_path("topics.yaml")).mapping({"families"})["families"]
     if not isinstance(root.value, dict) or not root.fields:
         raise root.error("must be a mapping of at least one family")
     families: dict[str, TopicFamily] = {}
@@ -157,33 +155,14 @@ def _fillings(
 
 
 def _family(key: str, node: YamlNode) -> TopicFamily:
-    fields = node.mapping(_REQUIRED, _OPTIONAL)
-    name = _name(fields["name"])
-    cleanup = _one_of(fields["cleanup"], _CLEANUPS) if "cleanup" in fields else DELETE
-    if cleanup == COMPACT and "retention_ms" in fields:
-        raise fields["retention_ms"].error("a compacted family keeps the last record of every key for ever")
-    if cleanup == DELETE and "retention_ms" not in fields:
+    family = TopicFamily(family=key, **node.read(_REQUIRED, _OPTIONAL))
+    if family.cleanup == COMPACT and "retention_ms" in node.fields:
+        raise node.fields["retention_ms"].error("a compacted family keeps the last record of every key for ever")
+    if family.cleanup == DELETE and "retention_ms" not in node.fields:
         raise node.error("missing: retention_ms (or cleanup: compact)")
-    by_tenant = fields.get("partitions_by_tenant")
-    if by_tenant is not None and "{tenant}" not in name:
-        raise by_tenant.error(f"{name!r} has no {{tenant}}")
-    return TopicFamily(
-        family=key,
-        name=name,
-        description=fields["description"].string(),
-        records=_records(fields["records"]),
-        key=fields["key"].string(_FIELD),
-        partitions=fields["partitions"].integer(1, _MAX_PARTITIONS),
-        writers=_roles(fields["writers"]),
-        readers=_roles(fields["readers"]),
-        retention_ms=fields["retention_ms"].integer(1) if "retention_ms" in fields else None,
-        cleanup=cleanup,
-        max_message_bytes=fields["max_message_bytes"].integer(1) if "max_message_bytes" in fields else None,
-        timestamp_type=_one_of(fields["timestamp_type"], _TIMESTAMP_TYPES)
-        if "timestamp_type" in fields
-        else "CreateTime",
-        partitions_by_tenant={} if by_tenant is None else _partitions_by_tenant(by_tenant),
-    )
+    if "partitions_by_tenant" in node.fields and "{tenant}" not in family.name:
+        raise node.fields["partitions_by_tenant"].error(f"{family.name!r} has no {{tenant}}")
+    return family
 
 
 def _name(node: YamlNode) -> str:
@@ -204,38 +183,34 @@ def _name(node: YamlNode) -> str:
     return name
 
 
-def _records(node: YamlNode) -> tuple[str, ...]:
-    return _known(node, "record", tuple(type_by_name))
-
-
-def _roles(node: YamlNode) -> tuple[str, ...]:
-    if not node.strings():
-        raise node.error("at least one role is needed")
-    return _known(node, "value", _ROLES)
-
-
-def _known(node: YamlNode, kind: str, allowed: tuple[str, ...]) -> tuple[str, ...]:
-    values = node.strings()
-    for item, value in zip(node.items, values, strict=True):
-        if value not in allowed:
-            raise item.error(f"unknown {kind} {value!r}; known: {', '.join(allowed)}")
-    return values
-
-
-def _one_of(node: YamlNode, allowed: tuple[str, ...]) -> str:
-    value = node.string()
-    if value not in allowed:
-        raise node.error(f"unknown value {value!r}; known: {', '.join(allowed)}")
-    return value
-
-
 def _partitions_by_tenant(node: YamlNode) -> dict[str, int]:
     if not isinstance(node.value, dict):
         raise node.error("must be a mapping of tenants to partitions")
     for tenant, entry in node.fields.items():
         if TENANT_PATTERN.fullmatch(tenant) is None:
             raise entry.error(f"{tenant!r} cannot name a tenant: it does not match {TENANT_PATTERN.pattern}")
-    return {tenant: entry.integer(1, _MAX_PARTITIONS) for tenant, entry in node.fields.items()}
+    return {tenant: _partitions(entry) for tenant, entry in node.fields.items()}
+
+
+_whole = partial(YamlNode.integer, minimum=1)
+_partitions = partial(YamlNode.integer, minimum=1, maximum=_MAX_PARTITIONS)
+_roles = partial(YamlNode.choices, kind="role", known=_ROLES, least=1)
+_REQUIRED: dict[str, Reader] = {
+    "name": _name,
+    "description": YamlNode.string,
+    "records": partial(YamlNode.choices, kind="record", known=type_by_name),
+    "key": partial(YamlNode.string, pattern=_FIELD),
+    "partitions": _partitions,
+    "writers": _roles,
+    "readers": _roles,
+}
+_OPTIONAL: dict[str, Reader] = {
+    "partitions_by_tenant": _partitions_by_tenant,
+    "retention_ms": _whole,
+    "cleanup": partial(YamlNode.choice, kind="value", known=(DELETE, COMPACT)),
+    "max_message_bytes": _whole,
+    "timestamp_type": partial(YamlNode.choice, kind="value", known=_TIMESTAMP_TYPES),
+}
 
 
 def _may_collide(one: str, other: str) -> bool:

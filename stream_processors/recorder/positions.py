@@ -57,12 +57,10 @@ class Positions:
         for partition in partitions:
             self._waiting.setdefault(partition, None)
 
-    def disown(self, partitions: Iterable[Partition]) -> frozenset[Partition]:
-        """Remove partitions. Returns those that were placed."""
-        gone = frozenset(partitions)
-        for partition in gone:
+    def disown(self, partitions: Iterable[Partition]) -> None:
+        for partition in partitions:
             self._waiting.pop(partition, None)
-        return frozenset(partition for partition in gone if self._placed.pop(partition, None) is not None)
+            self._placed.pop(partition, None)
 
     def place(self, partition: Partition, next_offset: int) -> None:
         """Reading goes on at the offset that is stored."""

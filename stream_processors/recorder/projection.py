@@ -1,6 +1,6 @@
 """Projection of log records to table rows. Pure: no Kafka client, no database, no clock."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
@@ -9,13 +9,10 @@ from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER
 from fairlane.outcomes import Outcome
 from fairlane.records import (
     AuditEvent,
-    CacheUse,
-    HistoryUse,
     InferenceReply,
     Message,
     ModelVersion,
     Output,
-    RetrievalUse,
     SourceCoordinate,
     TenantGroup,
     TenantSpec,
@@ -93,9 +90,9 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
     for record in records:
         try:
             if record.topic in _LATEST:
-                mirror = _LATEST[record.topic]
-                key, row = _mirrored(record, mirror, codec)
-                latest.setdefault(mirror.table.name, {})[key] = row
+                table, record_type = _LATEST[record.topic]
+                key, row = _mirrored(record, table, record_type, codec)
+                latest.setdefault(table.name, {})[key] = row
             else:
                 for table, row in _event(record, codec):
                     events.setdefault(table.name, []).append(row)
@@ -141,49 +138,22 @@ def _event(record: LogRecord, codec: Codec) -> tuple[tuple[Table, Row], ...]:
 
 
 def _result(reply: InferenceReply, record: LogRecord) -> Row:
-    source = reply.source or _UNKNOWN_SOURCE
-    usage, timings = reply.usage, reply.timings
-    return _row(
-        reply.request_id,
-        reply.tenant,
-        source.topic,
-        source.partition,
-        source.offset,
-        record.topic,
-        record.partition,
-        record.offset,
-        record.timestamp_ms,
-        reply.outcome,
-        reply.code,
-        reply.field,
-        reply.message,
-        reply.retry_after_ms,
-        reply.model,
-        reply.model_version,
-        reply.task,
-        reply.engine,
-        None if reply.output is None else json_text(_output(reply.output)),
-        reply.finish_reason,
-        usage.prompt_tokens,
-        usage.completion_tokens,
-        usage.cached_tokens,
-        timings.submitted_at_ms,
-        timings.admitted_at_ms,
-        timings.dispatched_at_ms,
-        timings.received_at_ms,
-        timings.engine_started_at_ms,
-        timings.engine_finished_at_ms,
-        reply.batch_size,
-        json_text(reply.degradations),
-        json_text([asdict(passage) for passage in reply.passages]),
-        0 if reply.replayed else 1,
-        1 if reply.replayed else 0,
-        reply.replay_of,
-        reply.attempts,
-        _json_object(reply.retrieval_use),
-        _json_object(reply.cache_use),
-        _json_object(reply.history_use),
-    )
+    values = {
+        **_fields(reply),
+        **_fields(reply.usage),
+        **_fields(reply.timings),
+        **_place("source", reply.source or _UNKNOWN_SOURCE),
+        **_place("reply", record),
+        "replied_at_ms": record.timestamp_ms,
+        "output": None if reply.output is None else json_text(_output(reply.output)),
+        "degradations": json_text(reply.degradations),
+        "passages": json_text([asdict(passage) for passage in reply.passages]),
+        "replies_seen": 0 if reply.replayed else 1,
+        "replays_seen": 1 if reply.replayed else 0,
+    }
+    for name in ("retrieval_use", "cache_use", "history_use"):
+        values[name] = None if values[name] is None else json_text(asdict(values[name]))
+    return _row(RESULTS, values)
 
 
 def _turn(reply: InferenceReply, record: LogRecord) -> Row | None:
@@ -193,23 +163,21 @@ def _turn(reply: InferenceReply, record: LogRecord) -> Row | None:
     text = None if reply.output is None else reply.output.text
     if turn is None or text is None or reply.replayed or reply.outcome != Outcome.OK:
         return None
-    source = reply.source or _UNKNOWN_SOURCE
     submitted_at_ms = reply.timings.submitted_at_ms
-    answer = without_middle(text, MAX_TEXT_CHARACTERS)
     messages = [Message(said.role, without_middle(said.content, MAX_TEXT_CHARACTERS)) for said in turn.messages]
-    return _row(
-        reply.tenant,
-        turn.conversation_id,
-        reply.request_id,
-        source.topic,
-        source.partition,
-        source.offset,
-        record.timestamp_ms if submitted_at_ms is None else submitted_at_ms,
-        record.timestamp_ms,
-        json_text([asdict(message) for message in messages]),
-        answer,
-        turn_tokens(messages, answer),
-    )
+    answer = without_middle(text, MAX_TEXT_CHARACTERS)
+    values = {
+        "tenant": reply.tenant,
+        "conversation_id": turn.conversation_id,
+        "request_id": reply.request_id,
+        **_place("source", reply.source or _UNKNOWN_SOURCE),
+        "submitted_at_ms": record.timestamp_ms if submitted_at_ms is None else submitted_at_ms,
+        "replied_at_ms": record.timestamp_ms,
+        "messages": json_text([asdict(message) for message in messages]),
+        "answer": answer,
+        "tokens": turn_tokens(messages, answer),
+    }
+    return _row(TURNS, values)
 
 
 def _output(output: Output) -> dict[str, Any]:
@@ -224,67 +192,23 @@ def _output(output: Output) -> dict[str, Any]:
 
 
 def _usage(event: UsageEvent, record: LogRecord) -> Row:
-    return _row(
-        event.work.topic,
-        event.work.partition,
-        event.work.offset,
-        record.topic,
-        record.partition,
-        record.offset,
-        event.request_id,
-        event.tenant,
-        event.pool,
-        event.model,
-        event.model_version,
-        event.priority_class,
-        event.outcome,
-        event.code,
-        event.prompt_tokens,
-        event.completion_tokens,
-        event.cached_tokens,
-        event.cost_tokens,
-        event.engine_ms,
-        event.occurred_at_ms,
-        1,
-        event.cached,
-    )
+    places = {**_place("work", event.work), **_place("log", record)}
+    return _row(USAGE, {**_fields(event), **places, "events_seen": 1})
 
 
 def _audit(event: AuditEvent, record: LogRecord) -> Row:
-    return _row(
-        record.topic,
-        record.partition,
-        record.offset,
-        event.request_id,
-        event.tenant,
-        event.decision,
-        event.actor,
-        event.occurred_at_ms,
-        event.source.topic,
-        event.source.partition,
-        event.source.offset,
-        event.code,
-        event.message,
-        json_text(event.inputs),
-    )
+    places = {**_place("source", event.source), **_place("log", record)}
+    return _row(AUDIT_LOGS, {**_fields(event), **places, "inputs": json_text(event.inputs)})
 
 
-@dataclass(frozen=True, slots=True)
-class _Mirror:
-    """A compacted topic and the table that holds its newest record per key."""
-
-    table: Table
-    record_type: type
-    key_of: Callable[[Any], str]
-
-
-_LATEST: Mapping[str, _Mirror] = {
-    CONTROL_TENANTS: _Mirror(TENANTS, TenantSpec, lambda record: str(record.tenant)),
-    CONTROL_MODELS: _Mirror(MODELS, ModelVersion, lambda record: str(record.model)),
+_LATEST: Mapping[str, tuple[Table, type]] = {
+    CONTROL_TENANTS: (TENANTS, TenantSpec),
+    CONTROL_MODELS: (MODELS, ModelVersion),
 }
+"""Compacted topics: the table that holds the newest record per key, and the type of the records."""
 
 
-def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Row | None]:
+def _mirrored(record: LogRecord, table: Table, record_type: type, codec: Codec) -> tuple[str, Row | None]:
     """Key and row; no row for a tombstone."""
     if record.value is None:
         try:
@@ -292,19 +216,27 @@ def _mirrored(record: LogRecord, mirror: _Mirror, codec: Codec) -> tuple[str, Ro
         except UnicodeDecodeError:
             raise DecodeError(DecodeProblem.INVALID_BODY, "the key of a tombstone is no text") from None
         return storable(key), None
-    value: Any = codec.decode_as(mirror.record_type, record.value)
-    # The columns of these tables are the fields of the record, in their order.
-    values = (getattr(value, entry.name) for entry in fields(mirror.record_type))
-    return storable(mirror.key_of(value)), _row(*(_json_list(v) if isinstance(v, tuple) else v for v in values))
-
-
-def _json_object(value: CacheUse | HistoryUse | RetrievalUse | None) -> str | None:
-    return None if value is None else json_text(asdict(value))
+    values = _fields(codec.decode_as(record_type, record.value))
+    values = {name: _json_list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    return storable(values[table.key[0]]), _row(table, values)
 
 
 def _json_list(values: tuple[Any, ...]) -> str:
     return json_text([asdict(value) if isinstance(value, TenantGroup) else value for value in values])
 
 
-def _row(*values: Any) -> Row:
-    return tuple([storable(value) for value in values])
+def _fields(record: Any) -> dict[str, Any]:
+    return {entry.name: getattr(record, entry.name) for entry in fields(record)}
+
+
+def _place(prefix: str, place: SourceCoordinate | LogRecord) -> dict[str, Any]:
+    return {
+        f"{prefix}_topic": place.topic,
+        f"{prefix}_partition": place.partition,
+        f"{prefix}_offset": place.offset,
+    }
+
+
+def _row(table: Table, values: Mapping[str, Any]) -> Row:
+    """The values of the table's columns; others are left out."""
+    return tuple([storable(values[name]) for name in table.columns])

@@ -190,7 +190,8 @@ class Removal:
                     break
                 if monotonic() >= due_at:
                     self._step(self._rules[name], most)
-                self._show_lag()
+                for table, lag_ms in self._lag.lags_ms(self._wall_clock()).items():
+                    metrics.RETENTION_LAG.labels(table).set(lag_ms / 1_000)
         except Exception as error:  # noqa: BLE001 - handed to the owner
             self._on_failure(error)
         finally:
@@ -209,7 +210,3 @@ class Removal:
         self._schedule.removed(rule.name, removed, monotonic() - begun, monotonic(), chance)
         metrics.ROWS_REMOVED.labels(rule.name).inc(removed)
         self._lag.removed(rule.name, before_ms, oldest_ms)
-
-    def _show_lag(self) -> None:
-        for name, lag_ms in self._lag.lags_ms(self._wall_clock()).items():
-            metrics.RETENTION_LAG.labels(name).set(lag_ms / 1_000)

@@ -5,11 +5,12 @@ The tables themselves are made by ``deploy/migrations``; a test holds the two to
 
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
+from typing import Any, get_type_hints
 
+from fairlane.records import AuditEvent, InferenceReply, ModelVersion, TenantSpec, Timings, TokenUsage, UsageEvent
 from fairlane_server.text import without_nul
 
 _ESCAPED_NUL = "\\u0000"
@@ -101,47 +102,35 @@ class Table:
         return itemgetter(*map(names.index, self.key))
 
 
+# Without a type of its own here a value is stored as JSON.
+_TYPES = {
+    hint: name
+    for plain, name in ((str, "text"), (int, "bigint"), (float, "double precision"), (bool, "boolean"))
+    for hint in (plain, plain | None)
+}
+
+
+def _columns_of(record: type, *, but: Collection[str] = ()) -> dict[str, str]:
+    """A column for each field of a record, but for these fields."""
+    return {name: _TYPES.get(hint, "jsonb") for name, hint in get_type_hints(record).items() if name not in but}
+
+
 _LOG = {"log_topic": "text", "log_partition": "bigint", "log_offset": "bigint"}
 _SOURCE = {"source_topic": "text", "source_partition": "bigint", "source_offset": "bigint"}
-_TOKENS = {"prompt_tokens": "bigint", "completion_tokens": "bigint", "cached_tokens": "bigint"}
+_WORK = {"work_topic": "text", "work_partition": "bigint", "work_offset": "bigint"}
 
 _RESULT_KEY = ("request_id", "tenant", *_SOURCE)
 _RESULT_COLUMNS = {
-    "request_id": "text",
-    "tenant": "text",
+    **_columns_of(InferenceReply, but=("usage", "timings", "replayed", "source", "turn")),
+    **_columns_of(TokenUsage),
+    **_columns_of(Timings),
     **_SOURCE,
     "reply_topic": "text",
     "reply_partition": "bigint",
     "reply_offset": "bigint",
     "replied_at_ms": "bigint",
-    "outcome": "text",
-    "code": "text",
-    "field": "text",
-    "message": "text",
-    "retry_after_ms": "bigint",
-    "model": "text",
-    "model_version": "text",
-    "task": "text",
-    "engine": "text",
-    "output": "jsonb",
-    "finish_reason": "text",
-    **_TOKENS,
-    "submitted_at_ms": "bigint",
-    "admitted_at_ms": "bigint",
-    "dispatched_at_ms": "bigint",
-    "received_at_ms": "bigint",
-    "engine_started_at_ms": "bigint",
-    "engine_finished_at_ms": "bigint",
-    "batch_size": "bigint",
-    "degradations": "jsonb",
-    "passages": "jsonb",
     "replies_seen": "integer",
     "replays_seen": "integer",
-    "replay_of": "text",
-    "attempts": "bigint",
-    "retrieval_use": "jsonb",
-    "cache_use": "jsonb",
-    "history_use": "jsonb",
 }
 
 
@@ -169,27 +158,8 @@ RESULTS = Table("results", "reply", _RESULT_COLUMNS, _RESULT_KEY, _result_confli
 USAGE = Table(
     "usage",
     "usage",
-    {
-        "work_topic": "text",
-        "work_partition": "bigint",
-        "work_offset": "bigint",
-        **_LOG,
-        "request_id": "text",
-        "tenant": "text",
-        "pool": "text",
-        "model": "text",
-        "model_version": "text",
-        "priority_class": "text",
-        "outcome": "text",
-        "code": "text",
-        **_TOKENS,
-        "cost_tokens": "bigint",
-        "engine_ms": "bigint",
-        "occurred_at_ms": "bigint",
-        "events_seen": "integer",
-        "cached": "boolean",
-    },
-    key=("work_topic", "work_partition", "work_offset"),
+    {**_WORK, **_LOG, **_columns_of(UsageEvent, but=("work",)), "events_seen": "integer"},
+    key=tuple(_WORK),
     on_conflict=(
         "UPDATE SET events_seen = stored.events_seen + 1 "
         "WHERE (stored.log_topic, stored.log_partition, stored.log_offset) "
@@ -201,18 +171,7 @@ USAGE = Table(
 AUDIT_LOGS = Table(
     "audit_logs",
     "audit",
-    {
-        **_LOG,
-        "request_id": "text",
-        "tenant": "text",
-        "decision": "text",
-        "actor": "text",
-        "occurred_at_ms": "bigint",
-        **_SOURCE,
-        "code": "text",
-        "message": "text",
-        "inputs": "jsonb",
-    },
+    {**_LOG, **_columns_of(AuditEvent, but=("source",)), **_SOURCE},
     key=tuple(_LOG),
     on_conflict="NOTHING",
 )
@@ -236,57 +195,15 @@ TURNS = Table(
 )
 
 
-def _latest(name: str, record: str, columns: Mapping[str, str]) -> Table:
+def _latest(name: str, record: type, kind: str) -> Table:
     """A table that mirrors a compacted topic: the newest record of a key replaces the one before."""
+    columns = _columns_of(record)
     key, *rest = columns
     assignments = (*(f"{column} = excluded.{column}" for column in rest), "recorded_at = now()")
-    return Table(name, record, columns, (key,), f"UPDATE SET {', '.join(assignments)}")
+    return Table(name, kind, columns, (key,), f"UPDATE SET {', '.join(assignments)}")
 
 
-TENANTS = _latest(
-    "tenants",
-    "tenant",
-    {
-        "tenant": "text",
-        "weight": "double precision",
-        "classes": "jsonb",
-        "models": "jsonb",
-        "services": "jsonb",
-        "pool": "text",
-        "max_queue_requests": "bigint",
-        "max_queue_bytes": "bigint",
-        "requests_per_s": "double precision",
-        "burst_requests": "bigint",
-        "tokens_per_minute": "bigint",
-        "tokens_per_day": "bigint",
-        "groups": "jsonb",
-        "forbidden_degradations": "jsonb",
-        "max_prompt_tokens": "bigint",
-        "max_completion_tokens": "bigint",
-        "cache": "text",
-    },
-)
-
-MODELS = _latest(
-    "models",
-    "model",
-    {
-        "model": "text",
-        "version": "text",
-        "pool": "text",
-        "engine": "text",
-        "tasks": "jsonb",
-        "path": "text",
-        "max_context_tokens": "bigint",
-        "max_output_tokens": "bigint",
-        "max_batch_size": "bigint",
-        "max_batch_tokens": "bigint",
-        "dedicated_pools": "jsonb",
-        "smaller_model": "text",
-        "dtype": "text",
-        "quantization": "text",
-        "tensor_parallel_size": "bigint",
-    },
-)
+TENANTS = _latest("tenants", TenantSpec, "tenant")
+MODELS = _latest("models", ModelVersion, "model")
 
 ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODELS)

@@ -84,12 +84,18 @@ def test_an_uncommented_example_is_a_valid_environment(monkeypatch: pytest.Monke
 
 def test_kinds_bounds_and_defaults_are_put_into_words() -> None:
     class Example(KafkaSettings):
-        choice: Literal["a", "b"] = Field("a", description="One of two")
-        maybe: Literal["a", "b"] | None = Field(None, description="One of two, or none")
-        few: int = Field(3, ge=1, le=9, description="A few")
-        rate: float = Field(1e6, gt=0, description="A rate")
-        secret: SecretStr | None = Field(None, description="A secret")
-        folder: Path = Field(Path("a/b"), description="A folder")
+        choice: Literal["a", "b"] = "a"
+        """One of two."""
+        maybe: Literal["a", "b"] | None = None
+        """One of two, or none."""
+        few: int = Field(3, ge=1, le=9)
+        """A few."""
+        rate: float = Field(1e6, gt=0)
+        """A rate."""
+        secret: SecretStr | None = None
+        """A secret."""
+        folder: Path = Path("a/b")
+        """A folder."""
 
     made = {variable.name: variable for variable in setting_variables(Example)}
     assert made["CHOICE"] == Variable("CHOICE", "a", "a, b", "One of two")
@@ -104,7 +110,7 @@ def test_a_setting_without_a_description_is_refused() -> None:
     class Example(KafkaSettings):
         mute: int = 1
 
-    with pytest.raises(ValueError, match="mute has no description"):
+    with pytest.raises(ValueError, match="mute: no description"):
         setting_variables(Example)
 
 

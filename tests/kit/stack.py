@@ -17,13 +17,7 @@ import psycopg
 from psycopg import sql
 
 from deploy.local.kafka import BROKER_SETTINGS, log_dir
-from deploy.local.layout import (
-    KAFKA_VARIABLE,
-    POSTGRES_GATEWAY_VARIABLE,
-    POSTGRES_OWNER_VARIABLE,
-    POSTGRES_VARIABLE,
-    REDIS_VARIABLE,
-)
+from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, create_roles
 from deploy.local.stack import LocalStack
@@ -178,19 +172,19 @@ class ExternalStack:
 
     def kafka(self) -> str:
         """The bootstrap servers."""
-        return self._get(KAFKA_VARIABLE)
+        return self._get("KAFKA_BOOTSTRAP_SERVERS")
 
     def postgres(self) -> PostgresServer:
         """The database server."""
         return PostgresServer(
-            self._get(POSTGRES_VARIABLE),
+            self._get("POSTGRES_DSN"),
             self._get(POSTGRES_OWNER_VARIABLE),
             self._environ.get(POSTGRES_GATEWAY_VARIABLE, ""),
         )
 
     def redis(self) -> str:
         """The URL."""
-        return self._get(REDIS_VARIABLE)
+        return self._get("REDIS_URL")
 
     def close(self) -> None:
         """Nothing was started."""

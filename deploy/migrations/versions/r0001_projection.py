@@ -1,12 +1,9 @@
 """The projection of the log: results, usage, audit, tenants, models, and how far each partition is projected."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute, quoted, trusted
 
 revision = "0001"
 down_revision = None
-branch_labels = None
-depends_on = None
 
 TABLES = """
 -- One row per reply record's request: a request id that was refused and sent again stands at another place in the log
@@ -161,21 +158,15 @@ RIGHTS = {
 def upgrade(service_role: str | None) -> None:
     """Create everything; the services' role owns nothing and gets what it needs."""
     execute(TABLES)
-    role = None if service_role is None else op.get_bind().dialect.identifier_preparer.quote(service_role)
-    trusted = "CURRENT_USER" if role is None else f"CURRENT_USER, {role}"
+    role = quoted(service_role)
     for table in TENANT_TABLES:
         # FORCE: not even the owner reads past the policy by accident. A transaction that names no tenant sees nothing.
-        execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY")
-        execute(f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY")
-        execute(f"CREATE POLICY own_rows ON {table} USING (tenant = current_setting('fairlane.tenant', true))")
         execute(
-            f"CREATE POLICY trusted_service ON {table} TO {trusted} "
-            "USING (current_setting('fairlane.tenant', true) = '*')"
+            f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
+            f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
+            f"CREATE POLICY own_rows ON {table} USING (tenant = current_setting('fairlane.tenant', true))",
+            f"CREATE POLICY trusted_service ON {table} TO {trusted(role)} "
+            "USING (current_setting('fairlane.tenant', true) = '*')",
         )
     for table, rights in RIGHTS.items() if role is not None else ():
         execute(f"GRANT {rights} ON {table} TO {role}")
-
-
-def execute(statements: str) -> None:
-    """Run plain SQL; a colon in it is no parameter."""
-    op.execute(text(statements.replace(":", r"\:")))

@@ -1,12 +1,9 @@
 """Groups and forbidden degradations of tenants; dedicated pools and smaller models of models."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute
 
 revision = "0002"
 down_revision = "0001"
-branch_labels = None
-depends_on = None
 
 # With defaults, so that a recorder of the revision before can go on writing while services are replaced.
 STATEMENTS = (
@@ -19,5 +16,4 @@ STATEMENTS = (
 
 def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
     """Add the columns."""
-    for statement in STATEMENTS:
-        op.execute(text(statement))
+    execute(*STATEMENTS)

@@ -1,12 +1,9 @@
 """Replays and attempts of results; bounds per request of tenants; data type, quantization and devices of models."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute
 
 revision = "0003"
 down_revision = "0002"
-branch_labels = None
-depends_on = None
 
 # With defaults, so that a recorder of the revision before can go on writing while services are replaced.
 STATEMENTS = (
@@ -22,5 +19,4 @@ STATEMENTS = (
 
 def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
     """Add the columns."""
-    for statement in STATEMENTS:
-        op.execute(text(statement))
+    execute(*STATEMENTS)

@@ -1,13 +1,10 @@
 """Collections of documents: a partition of passages for each, made and dropped by functions, searched by meaning and by
 words."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute, part_tenants, quoted, trusted
 
 revision = "0004"
 down_revision = "0003"
-branch_labels = None
-depends_on = None
 
 TABLES = """
 CREATE SEQUENCE collection_versions;
@@ -222,20 +219,13 @@ INTERNAL = ("acting_tenant()", "store_terms()", "remove_terms()")
 def upgrade(service_role: str | None) -> None:
     """Create everything; the services' role owns nothing, and partitions come and go by function."""
     execute(TABLES)
-    role = None if service_role is None else op.get_bind().dialect.identifier_preparer.quote(service_role)
-    trusted = "CURRENT_USER" if role is None else f"CURRENT_USER, {role}"
+    role = quoted(service_role)
     for table in ("collections", "documents", "passages"):
-        execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-        # In a query of its own: asked once per statement, not once per row.
-        execute(f"CREATE POLICY own_rows ON {table} USING (tenant = (SELECT current_setting('fairlane.tenant', true)))")
-        execute(
-            f"CREATE POLICY trusted_service ON {table} TO {trusted} "
-            "USING ((SELECT current_setting('fairlane.tenant', true)) = '*')"
-        )
-    quoted = "" if role is None else role.replace("'", "''")
-    grant = "" if role is None else f"EXECUTE 'GRANT {PARTITION_RIGHTS} ON ' || part || ' TO {quoted}';"
-    trusted = trusted.replace("'", "''")
-    execute(FUNCTIONS.replace("{grant_partition}", grant).replace("{trusted}", trusted))
+        part_tenants(table, role)
+    literal = "" if role is None else role.replace("'", "''")
+    grant = "" if role is None else f"EXECUTE 'GRANT {PARTITION_RIGHTS} ON ' || part || ' TO {literal}';"
+    to_trusted = trusted(role).replace("'", "''")
+    execute(FUNCTIONS.replace("{grant_partition}", grant).replace("{trusted}", to_trusted))
     for function in (*ENTRIES, *INTERNAL):
         execute(f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC")
     if role is not None:
@@ -243,8 +233,3 @@ def upgrade(service_role: str | None) -> None:
             execute(f"GRANT {rights} ON {name} TO {role}")
         for function in ENTRIES:
             execute(f"GRANT EXECUTE ON FUNCTION {function} TO {role}")
-
-
-def execute(statements: str) -> None:
-    """Run plain SQL; a colon in it is no parameter."""
-    op.execute(text(statements.replace(":", r"\:")))

@@ -1,14 +1,11 @@
 """How the passages of a reply were found."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute
 
 revision = "0005"
 down_revision = "0004"
-branch_labels = None
-depends_on = None
 
 
 def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
     """Add the column; a recorder of the revision before goes on writing."""
-    op.execute(text("ALTER TABLE results ADD COLUMN retrieval_use jsonb"))
+    execute("ALTER TABLE results ADD COLUMN retrieval_use jsonb")

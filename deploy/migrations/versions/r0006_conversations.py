@@ -1,12 +1,9 @@
 """Conversations: what was said, turn by turn. Caches: what tenants want of them, and what came from one."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute, part_tenants, quoted
 
 revision = "0006"
 down_revision = "0005"
-branch_labels = None
-depends_on = None
 
 # With defaults, so that a recorder of the revision before can go on writing while services are replaced.
 COLUMNS = (
@@ -47,24 +44,8 @@ COMMENT ON COLUMN conversation_turns.tokens IS
 
 def upgrade(service_role: str | None) -> None:
     """Add the columns and the table; nothing in it is ever changed, and what is old is removed."""
-    for statement in (*COLUMNS, TABLE):
-        execute(statement)
-    role = None if service_role is None else op.get_bind().dialect.identifier_preparer.quote(service_role)
-    trusted = "CURRENT_USER" if role is None else f"CURRENT_USER, {role}"
-    execute("ALTER TABLE conversation_turns ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-    # In a query of its own: asked once per statement, not once per row.
-    execute(
-        "CREATE POLICY own_rows ON conversation_turns "
-        "USING (tenant = (SELECT current_setting('fairlane.tenant', true)))"
-    )
-    execute(
-        f"CREATE POLICY trusted_service ON conversation_turns TO {trusted} "
-        "USING ((SELECT current_setting('fairlane.tenant', true)) = '*')"
-    )
+    execute(*COLUMNS, TABLE)
+    role = quoted(service_role)
+    part_tenants("conversation_turns", role)
     if role is not None:
         execute(f"GRANT SELECT, INSERT, DELETE ON conversation_turns TO {role}")
-
-
-def execute(statements: str) -> None:
-    """Run plain SQL; a colon in it is no parameter."""
-    op.execute(text(statements.replace(":", r"\:")))

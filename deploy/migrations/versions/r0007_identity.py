@@ -1,12 +1,9 @@
 """Who may use the gateway: users and API keys. The services' role reads neither: it asks for one row by function."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute, part_tenants, quoted
 
 revision = "0007"
 down_revision = "0006"
-branch_labels = None
-depends_on = None
 
 TABLES = """
 CREATE TABLE users (
@@ -96,20 +93,9 @@ def upgrade(service_role: str | None) -> None:
     """Create everything; keys and users are made by the owner alone (`fairlane keys`)."""
     execute(TABLES)
     for table in ("users", "api_keys"):
-        execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-        execute(f"CREATE POLICY own_rows ON {table} USING (tenant = (SELECT current_setting('fairlane.tenant', true)))")
-        execute(
-            f"CREATE POLICY trusted_service ON {table} TO CURRENT_USER "
-            "USING ((SELECT current_setting('fairlane.tenant', true)) = '*')"
-        )
+        part_tenants(table)
     execute(FUNCTIONS)
     for function in ENTRIES:
         execute(f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC")
         if service_role is not None:
-            role = op.get_bind().dialect.identifier_preparer.quote(service_role)
-            execute(f"GRANT EXECUTE ON FUNCTION {function} TO {role}")
-
-
-def execute(statements: str) -> None:
-    """Run plain SQL; a colon in it is no parameter."""
-    op.execute(text(statements.replace(":", r"\:")))
+            execute(f"GRANT EXECUTE ON FUNCTION {function} TO {quoted(service_role)}")

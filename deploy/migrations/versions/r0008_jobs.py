@@ -1,12 +1,9 @@
 """Offline jobs, how far each has come, and the files that batches are made from."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute, part_tenants, quoted
 
 revision = "0008"
 down_revision = "0007"
-branch_labels = None
-depends_on = None
 
 TABLES = """
 CREATE TABLE backfill_jobs (
@@ -106,20 +103,8 @@ RIGHTS = {
 def upgrade(service_role: str | None) -> None:
     """Create the tables; a row belongs to one tenant, as everywhere."""
     execute(TABLES)
-    role = None if service_role is None else op.get_bind().dialect.identifier_preparer.quote(service_role)
-    trusted = "CURRENT_USER" if role is None else f"CURRENT_USER, {role}"
+    role = quoted(service_role)
     for table, rights in RIGHTS.items():
-        execute(f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-        # In a query of its own: asked once per statement, not once per row.
-        execute(f"CREATE POLICY own_rows ON {table} USING (tenant = (SELECT current_setting('fairlane.tenant', true)))")
-        execute(
-            f"CREATE POLICY trusted_service ON {table} TO {trusted} "
-            "USING ((SELECT current_setting('fairlane.tenant', true)) = '*')"
-        )
+        part_tenants(table, role)
         if role is not None:
             execute(f"GRANT {rights} ON {table} TO {role}")
-
-
-def execute(statements: str) -> None:
-    """Run plain SQL; a colon in it is no parameter."""
-    op.execute(text(statements.replace(":", r"\:")))

@@ -1,12 +1,9 @@
 """Indexes for the history of requests: by model, and of those that did not end well."""
 
-from alembic import op
-from sqlalchemy import text
+from deploy.migrations.statements import execute
 
 revision = "0009"
 down_revision = "0008"
-branch_labels = None
-depends_on = None
 
 # Nearly all end well: those are found by time alone, and the others cost nothing while there are none.
 STATEMENTS = (
@@ -17,5 +14,4 @@ STATEMENTS = (
 
 def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its indexes
     """Add the indexes."""
-    for statement in STATEMENTS:
-        op.execute(text(statement))
+    execute(*STATEMENTS)

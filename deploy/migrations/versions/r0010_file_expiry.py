@@ -1,11 +1,9 @@
 """When files end."""
 
-from deploy.migrations.versions.r0008_jobs import execute
+from deploy.migrations.statements import execute
 
 revision = "0010"
 down_revision = "0009"
-branch_labels = None
-depends_on = None
 
 EXPIRY = """
 ALTER TABLE files ADD COLUMN expires_at_ms bigint;

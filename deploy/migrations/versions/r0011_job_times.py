@@ -1,11 +1,9 @@
 """When a job was cancelled, and when its parts began to be joined."""
 
-from deploy.migrations.versions.r0008_jobs import execute
+from deploy.migrations.statements import execute
 
 revision = "0011"
 down_revision = "0010"
-branch_labels = None
-depends_on = None
 
 TIMES = """
 ALTER TABLE backfill_jobs ADD COLUMN cancelling_at_ms bigint, ADD COLUMN finalizing_at_ms bigint;

@@ -1,11 +1,9 @@
 """What was done to keys and users, and by whom: written in the transaction that does it."""
 
-from deploy.migrations.versions.r0007_identity import execute
+from deploy.migrations.statements import execute, part_tenants
 
 revision = "0012"
 down_revision = "0011"
-branch_labels = None
-depends_on = None
 
 TABLE = """
 CREATE TABLE identity_events (
@@ -29,11 +27,4 @@ COMMENT ON COLUMN identity_events.details IS 'what was said of the key or the us
 def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - the services neither read nor write it
     """Create the table, which is the owner's alone, as are keys and users."""
     execute(TABLE)
-    execute("ALTER TABLE identity_events ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
-    execute(
-        "CREATE POLICY own_rows ON identity_events USING (tenant = (SELECT current_setting('fairlane.tenant', true)))"
-    )
-    execute(
-        "CREATE POLICY trusted_service ON identity_events TO CURRENT_USER "
-        "USING ((SELECT current_setting('fairlane.tenant', true)) = '*')"
-    )
+    part_tenants("identity_events")

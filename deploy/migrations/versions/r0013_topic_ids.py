@@ -1,11 +1,9 @@
 """Which topic a stored offset is for: one that is deleted and created again has another id."""
 
-from deploy.migrations.versions.r0008_jobs import execute
+from deploy.migrations.statements import execute
 
 revision = "0013"
 down_revision = "0012"
-branch_labels = None
-depends_on = None
 
 COLUMN = """
 ALTER TABLE source_offsets ADD COLUMN topic_id text;

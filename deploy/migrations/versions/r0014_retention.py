@@ -1,13 +1,9 @@
 """Results, usage and audit are removed when they are old: indexes by age, and a function that does it."""
 
-from alembic import op
-
-from deploy.migrations.versions.r0008_jobs import execute
+from deploy.migrations.statements import execute, quoted
 
 revision = "0014"
 down_revision = "0013"
-branch_labels = None
-depends_on = None
 
 COLUMNS = {"results": "replied_at_ms", "usage": "occurred_at_ms", "audit_logs": "occurred_at_ms"}
 
@@ -61,5 +57,4 @@ def upgrade(service_role: str | None) -> None:
     execute(FUNCTION)
     execute(f"REVOKE ALL ON FUNCTION {ENTRY} FROM PUBLIC")
     if service_role is not None:
-        role = op.get_bind().dialect.identifier_preparer.quote(service_role)
-        execute(f"GRANT EXECUTE ON FUNCTION {ENTRY} TO {role}")
+        execute(f"GRANT EXECUTE ON FUNCTION {ENTRY} TO {quoted(service_role)}")

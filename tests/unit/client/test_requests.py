@@ -1,8 +1,7 @@
 """Building a request, and the mistakes that are found before anything is sent."""
 
-import inspect
 import uuid
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any, get_type_hints
 
 import pytest
@@ -116,8 +115,14 @@ def test_an_unknown_field_is_a_type_error() -> None:
         build_request(model="m", promt="p")  # type: ignore[call-arg]  # the mistake under test
 
 
-def test_the_typed_keywords_are_those_of_the_builder() -> None:
-    assert set(get_type_hints(RequestFields)) == set(inspect.signature(build_request).parameters)
+def test_every_typed_keyword_is_a_field_of_the_record() -> None:
+    records = (InferenceRequest, RequestInput, Parameters)
+    assert get_type_hints(RequestFields).keys() <= {entry.name for record in records for entry in fields(record)}
+
+
+def test_a_request_needs_a_model() -> None:
+    with pytest.raises(TypeError, match="model"):
+        build_request(prompt="p")  # type: ignore[call-arg]  # the mistake under test
 
 
 def test_request_ids_are_uuids_that_sort_by_time() -> None:

@@ -10,7 +10,6 @@ import faust
 import pytest
 import structlog
 from pydantic import ValidationError
-from pydantic_settings import BaseSettings
 
 from fairlane.kafka_config import connection, idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.logs import configure
@@ -136,11 +135,6 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_setting_out_of_bounds_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=field):
         Settings(**{field: value})
-
-
-@pytest.mark.parametrize("kind", [KafkaSettings, Settings])
-def test_every_setting_is_described(kind: type[BaseSettings]) -> None:
-    assert not [name for name, field in kind.model_fields.items() if not field.description]
 
 
 def test_settings_cannot_be_changed_afterwards() -> None:

@@ -174,10 +174,9 @@ def test_nodes_give_values_and_the_lines_of_their_keys(tmp_path: Path) -> None:
     path = write(tmp_path, "a:\n  b:\n    - 1\n    - c: x\n  d: 2.5\n")
     root = load_yaml_with_lines(path)
     assert root.value == {"a": {"b": [1, {"c": "x"}], "d": 2.5}}
-    assert root.line_of("a", "b") == 2
-    assert root.line_of("a", "b", 1, "c") == 4
-    assert root.line_of("a", "missing") == 1
-    number = root.fields["a"].fields["d"]
-    assert number.number(above=0) == 2.5
-    with pytest.raises(ConfigError, match=r"a\.d: must be a finite number above 3"):
-        number.number(above=3)
+    inside = root.fields["a"].fields
+    assert (inside["b"].line, inside["b"].items[1].fields["c"].line) == (2, 4)
+    number = inside["d"]
+    assert number.number(2, 3) == 2.5
+    with pytest.raises(ConfigError, match=r"a\.d: must be from 3 to 4, not 2\.5"):
+        number.number(3, 4)

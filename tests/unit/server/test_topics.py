@@ -103,7 +103,7 @@ def test_short_lived_topic_closes_its_segments_in_time(tmp_path: Path) -> None:
         ("604800000", "604800000\n    cleanup: shred", 9, "unknown value 'shred'; known: delete, compact"),
         ("604800000", "604800000\n    timestamp_type: Now", 9, "unknown value 'Now'; known: CreateTime"),
         ("    retention_ms: 604800000\n", "", 2, "missing: retention_ms (or cleanup: compact)"),
-        ("[tenant]", "[tennant]", 9, "unknown value 'tennant'; known: tenant, gateway"),
+        ("[tenant]", "[tennant]", 9, "unknown role 'tennant'; known: tenant, gateway"),
         ("[dispatcher]", "[]", 10, "at least one role is needed"),
         ("  requests:\n", "  Requests:\n", 2, "'Requests' cannot name a family"),
         ("families:\n", "families:\ntopics:\n", 2, "topics: unknown key"),

@@ -190,7 +190,7 @@ class ChunkReader(ReaderThread[ReplyChunk, Chunk]):
             return None
         if key is None or not self._is_wanted(key.decode(errors="replace")):
             return None
-        chunk = self._decoder.decode(topic, message)
+        chunk = self._decoder.decode(message)
         return None if chunk is None else (tenant_of_chunks(topic), chunk)
 
     def _late(self, found: list[tuple[str, ReplyChunk]]) -> None:

@@ -8,7 +8,6 @@ import asyncio
 import threading
 from abc import abstractmethod
 from collections.abc import Callable
-from dataclasses import dataclass
 from random import random
 from typing import Generic, TypeVar
 
@@ -17,7 +16,7 @@ from confluent_kafka import Message
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.cluster import reason_of
-from fairlane.codec import Codec, DecodeError
+from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedError
 from fairlane.logs import get_logger
 from fairlane.schema_registry import RegistryError
 from producers.gateway.limited_log import LimitedLog
@@ -30,28 +29,18 @@ ItemT = TypeVar("ItemT")
 MOST_HELD = 500
 MOST_HELD_BYTES = 16_777_216
 REGISTRY_UNAVAILABLE = "registry_away"
-"""Problem of a record that is skipped because the schema registry is unavailable."""
+"""Problem of a record that is skipped because too many wait for the schema registry."""
 
 _AGAIN = Backoff(first_s=0.25, longest_s=10.0)
-# Confluent's framing: a zero byte and the schema id.
-_FRAME_BYTES = 5
-
-
-@dataclass(frozen=True, slots=True)
-class _Record:
-    topic: str
-    partition: int | None
-    offset: int | None
-    value: bytes | None
 
 
 class RecordDecoder(Generic[RecordT]):
     """Decoder for the thread of one reader.
 
-    A record that is not of this type is counted, logged without its content, and skipped. A record whose schema must
-    come from the registry is held, within bounds, while the registry does not answer. The registry is retried with
-    backoff on a separate thread, while records of other schemas are decoded. That thread calls ``late`` with records
-    that were held, each with its topic, and ``on_failure`` when it has died: the process must end.
+    A record that is not of this type is counted, logged without its content, and skipped. A record whose schema is not
+    loaded is held, within bounds, until the schema registry has answered; meanwhile others are decoded. A separate
+    thread asks the registry, with backoff. It calls ``late`` with records that were held, each with its topic, and
+    ``on_failure`` when it has died: the process must end.
     """
 
     def __init__(
@@ -69,9 +58,7 @@ class RecordDecoder(Generic[RecordT]):
         self._again = again
         self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._held: dict[bytes, list[_Record]] = {}
-        """Held records by their frame."""
-        self._held_records = 0
+        self._held: list[Message] = []
         self._held_bytes = 0
         self._asks = False
         """Whether the separate thread runs."""
@@ -80,115 +67,90 @@ class RecordDecoder(Generic[RecordT]):
     def close(self) -> None:
         self._stopping.set()
 
-    def decode(self, topic: str, message: Message) -> RecordT | None:
+    def decode(self, message: Message) -> RecordT | None:
         """The record; None if it is skipped or held."""
-        record = _Record(topic, message.partition(), message.offset(), message.value())
-        with self._lock:
-            # Retried already: a call to an unavailable registry may block for many seconds.
-            if self._is_held(record):
-                self._hold(record)
-                return None
         try:
-            return self._decoded(record)
-        except RegistryError as error:
-            with self._lock:
-                self._log.warning("schema_not_known", topic=topic, reason=str(error))
-                self._hold(record)
+            return self._decoded(message)
+        except SchemaNotLoadedError:
+            self._hold(message)
             return None
 
-    def _decoded(self, record: _Record) -> RecordT | None:
+    def _decoded(self, message: Message) -> RecordT | None:
+        """Raises SchemaNotLoadedError."""
         try:
-            return self._codec.decode_as(self._record_type, record.value)
+            return self._codec.decode_any((self._record_type,), message.value(), may_ask=False)
         except DecodeError as error:
-            with self._lock:
-                self._pass_over(record, error.problem)
+            self._pass_over(message, error.problem)
             return None
 
-    def _is_held(self, record: _Record) -> bool:
-        return bool(self._held) and _frame(record) in self._held
+    def _hold(self, message: Message) -> None:
+        size = len(message.value() or b"")
+        with self._lock:
+            fits = len(self._held) < MOST_HELD and self._held_bytes + size <= MOST_HELD_BYTES
+            if fits:
+                self._held.append(message)
+                self._held_bytes += size
+            begins, self._asks = not self._asks, True
+        if begins:
+            threading.Thread(target=self._ask, name="schemas", daemon=True).start()
+        if not fits:
+            self._pass_over(message, REGISTRY_UNAVAILABLE)
 
-    def _hold(self, record: _Record) -> None:
-        """Call with the lock held."""
-        held = self._held.setdefault(_frame(record), [])
-        size = len(record.value or b"")
-        if self._held_records >= MOST_HELD or self._held_bytes + size > MOST_HELD_BYTES:
-            self._pass_over(record, REGISTRY_UNAVAILABLE)
-        else:
-            held.append(record)
-            self._held_records += 1
-            self._held_bytes += size
-        if not self._asks:
-            self._asks = True
-            threading.Thread(target=self._ask_again, name="schemas", daemon=True).start()
-
-    def _pass_over(self, record: _Record, problem: str) -> None:
-        """Call with the lock held."""
+    def _pass_over(self, message: Message, problem: str) -> None:
         kind = self._record_type.__name__
         metrics.GATEWAY_UNREADABLE.labels(record=kind, problem=problem).inc()
-        self._log.warning(
-            "record_passed_over",
-            record=kind,
-            topic=record.topic,
-            partition=record.partition,
-            offset=record.offset,
-            problem=problem,
-        )
+        with self._lock:
+            self._log.warning(
+                "record_passed_over",
+                record=kind,
+                topic=message.topic(),
+                partition=message.partition(),
+                offset=message.offset(),
+                problem=problem,
+            )
 
-    def _ask_again(self) -> None:
-        failures = 1
+    def _ask(self) -> None:
+        """Ask the registry until no record is held."""
+        failures = 0
         try:
-            while not self._stopping.wait(self._again.delay_s(failures, random())):  # noqa: S311 - jitter, no secret
+            while not self._stopping.is_set():
                 with self._lock:
-                    frame, held = next(iter(self._held.items()))
-                    first = held[0] if held else None
-                if first is not None and not self._is_known(first):
+                    # One look-up reads all schemas, so it answers for all records that are held when it begins.
+                    count = len(self._held)
+                    self._asks = count > 0
+                if not count:
+                    return
+                try:
+                    self._codec.refresh()
+                except RegistryError as error:
                     failures += 1
                     with self._lock:
-                        # Move it to the end, so that the next schema is tried.
-                        self._held[frame] = self._held.pop(frame)
-                    continue
-                failures = 1
-                # From here on the reader's thread decodes records of this schema itself.
-                records, is_last = self._let_go(frame)
-                if found := [(topic, record) for topic, record in map(self._again_decoded, records) if record]:
-                    log.info("schema_known", records=len(found))
-                    self._late(found)
-                if is_last:
-                    return
+                        self._log.warning("schema_not_known", reason=str(error))
+                else:
+                    failures = 0
+                    self._release(count)
+                self._stopping.wait(self._again.delay_s(max(failures, 1), random()))  # noqa: S311 - jitter, no secret
         except Exception as error:  # noqa: BLE001 - the process ends with it
             log.error("record_decoder_died", error=type(error).__name__)
             self._on_failure(error)
 
-    def _is_known(self, record: _Record) -> bool:
-        """Whether the registry answers, with a schema or without."""
-        try:
-            self._codec.decode_as(self._record_type, record.value)
-        except DecodeError:
-            return True
-        except RegistryError:
-            return False
-        return True
-
-    def _again_decoded(self, record: _Record) -> tuple[str, RecordT | None]:
-        try:
-            return record.topic, self._decoded(record)
-        except RegistryError:
-            with self._lock:
-                self._pass_over(record, REGISTRY_UNAVAILABLE)
-            return record.topic, None
-
-    def _let_go(self, frame: bytes) -> tuple[list[_Record], bool]:
-        """Remove and return the held records of a frame, and whether no others are held."""
+    def _release(self, count: int) -> None:
+        """Decode the first of the held records, and pass them on."""
         with self._lock:
-            records = self._held.pop(frame)
-            self._held_records -= len(records)
-            self._held_bytes -= sum(len(record.value or b"") for record in records)
-            self._asks = bool(self._held)
-            return records, not self._asks
-
-
-def _frame(record: _Record) -> bytes:
-    return (record.value or b"")[:_FRAME_BYTES]
+            messages, self._held = self._held[:count], self._held[count:]
+            self._held_bytes -= sum(len(message.value() or b"") for message in messages)
+        found: list[tuple[str, RecordT]] = []
+        for message in messages:
+            try:
+                record = self._decoded(message)
+            except SchemaNotLoadedError:
+                self._pass_over(message, DecodeProblem.UNKNOWN_SCHEMA_ID)
+                continue
+            if record is not None:
+                found.append((message.topic() or "", record))
+        if found:
+            log.info("schema_known", records=len(found))
+            self._late(found)
 
 
 MOST_BATCHES = 4

@@ -95,7 +95,7 @@ class ReplyReader(ReaderThread[InferenceReply, InferenceReply]):
         if partition is None or partition not in self._owned:
             return None
         self._positions[partition] = (message.offset() or 0) + 1
-        return self._decoder.decode(GATEWAY_REPLIES, message)
+        return self._decoder.decode(message)
 
     def _unreadable(self, passed: SkippedRange) -> None:
         metrics.GATEWAY_UNREADABLE.labels(record=InferenceReply.__name__, problem=passed.problem).inc(

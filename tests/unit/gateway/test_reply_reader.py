@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from fairlane.codec import Codec
+from fairlane.codec import Codec, SchemaNotLoadedError
 from fairlane.names import GATEWAY_REPLIES
 from fairlane.records import InferenceReply, TenantSpec
 from fairlane.schema_files import committed_schemas, default_codec
@@ -83,7 +83,13 @@ class Kafka:
 
     def put(self, partition: int, value: bytes) -> None:
         self.messages.put(
-            SimpleNamespace(error=lambda: None, partition=lambda: partition, offset=lambda: END, value=lambda: value)
+            SimpleNamespace(
+                error=lambda: None,
+                topic=lambda: GATEWAY_REPLIES,
+                partition=lambda: partition,
+                offset=lambda: END,
+                value=lambda: value,
+            )
         )
 
     def revoke(self, *partitions: int) -> None:
@@ -190,11 +196,15 @@ class AwayFor(Codec):
         super().__init__(committed_schemas())
         self.names = set(names)
 
-    def decode_as(self, record_type: Any, data: bytes | None) -> Any:
-        record = super().decode_as(record_type, data)
+    def decode_any(self, record_types: Any, data: bytes | None, *, may_ask: bool = True) -> Any:
+        record: Any = super().decode_any(record_types, data, may_ask=may_ask)
         if record.request_id in self.names:
-            raise RegistryError("no answer")
+            raise SchemaNotLoadedError(0)
         return record
+
+    def refresh(self) -> None:
+        if self.names:
+            raise RegistryError("no answer")
 
 
 def test_a_reply_comes_when_the_schema_registry_is_back(bench: Bench) -> None:

@@ -164,25 +164,17 @@ class Gateway:
         settings, latest_load = self._settings, LatestLoad()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directory = RegistryFeeds(settings, codec, self._died)
-        pending = Pending(settings.gateway_max_in_flight)
         self._publisher = AsyncPublisher(lambda on_error: Producer(producer_config(settings, on_error)), self._died)
         self._chunks = ChunkReader(
             lambda: _chunk_consumer(settings),
             codec,
-            pending.__contains__,
-            lambda chunks: self._submitter.add(chunks),  # noqa: PLW0108 - made below
+            lambda request_id: request_id in self._pending,
+            lambda chunks: self._pending.add(chunks),  # noqa: PLW0108 - made below
             self._died,
         )
-        self._submitter = Submitter(
-            codec,
-            self._publisher,
-            self._chunks,
-            pending,
-            lambda: self._directory.registry,
-            latest_load,
-            self._results.find_reply,
-        )
-        self._replies = ReplyReader(settings, codec, self._submitter, self._results.remember, self._died)
+        pending = self._pending = Pending(settings.gateway_max_in_flight, self._chunks, self._results.find_reply)
+        self._submitter = Submitter(codec, self._publisher, pending, lambda: self._directory.registry, latest_load)
+        self._replies = ReplyReader(settings, codec, pending, self._results.remember, self._died)
         self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._died)
 
     @property
@@ -200,7 +192,7 @@ class Gateway:
     def end_waiting(self) -> None:
         """Drain, and answer every waiting call that its request goes on. Call on the event loop."""
         self.drain()
-        self._submitter.end_waiting()
+        self._pending.end_waiting()
         self._publisher.end_waiting()
         self._results.arrivals.end_waiting()
 
@@ -298,7 +290,7 @@ class Gateway:
     async def _upkeep(self) -> None:
         """Keep the readiness condition ``log`` up to date."""
         while True:
-            if not self._submitter.owns_partitions:
+            if not self._pending.owns_partitions:
                 self.readiness.set("log", NO_PARTITIONS)
             else:
                 self.readiness.set("log", None if self._publisher.is_available else NOT_ACKNOWLEDGED)

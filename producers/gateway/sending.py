@@ -16,7 +16,8 @@ from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Idempotency, IdempotentCall
 from producers.gateway.identity.identity import Authenticate
 from producers.gateway.pipeline.call_context import present
-from producers.gateway.pipeline.submitter import PendingReply, Submitter
+from producers.gateway.pipeline.pending import PendingReply
+from producers.gateway.pipeline.submitter import Submitter
 from producers.openai_api.body import parse
 from producers.openai_api.errors import UNCERTAIN, GatewayError, client_gone, error_of, waited_too_long
 
@@ -178,7 +179,7 @@ async def _until_gone(receive: Receive) -> None:
         pass
 
 
-async def ok_reply(published: Published, receive: Receive, wait_s: float) -> InferenceReply:
+async def ok_reply(deps: SendingDeps, published: Published, receive: Receive, wait_s: float) -> InferenceReply:
     """Wait for an ``ok`` reply, then release the waiter.
 
     Raises:
@@ -191,7 +192,7 @@ async def ok_reply(published: Published, receive: Receive, wait_s: float) -> Inf
     try:
         reply = await unless_gone(receive, waiting.reply(wait_s))
     except ClientGoneError:
-        await leave(published)
+        await leave(deps, published)
         raise client_gone(published.request_id) from None
     finally:
         waiting.forget()
@@ -199,21 +200,22 @@ async def ok_reply(published: Published, receive: Receive, wait_s: float) -> Inf
     return checked(reply)
 
 
-async def reply_in_time(published: Published, receive: Receive, wait_s: float) -> InferenceReply:
+async def reply_in_time(deps: SendingDeps, published: Published, receive: Receive) -> InferenceReply:
     """As ``ok_reply``, with GatewayError 504 instead of TimeoutError."""
     try:
-        return await ok_reply(published, receive, wait_s)
+        return await ok_reply(deps, published, receive, deps.wait_s)
     except TimeoutError:
-        raise waited_too_long(published.request_id, wait_s) from None
+        raise waited_too_long(published.request_id, deps.wait_s) from None
 
 
-async def leave(published: Published) -> None:
+async def leave(deps: SendingDeps, published: Published) -> None:
     """Cancel the request of a disconnected client, unless the client may fetch the answer with its idempotency key."""
-    if isinstance(published.source, InferenceReply) or published.call.has_key:
+    waiting = published.source
+    if isinstance(waiting, InferenceReply) or published.call.has_key or waiting.answer is not None:
         return
     try:
         async with asyncio.timeout(_CANCEL_TIMEOUT_S):
-            await published.source.cancel()
+            await deps.submitter.cancel(waiting.tenant, waiting.request_id)
     except (GatewayError, TimeoutError) as error:
         # The request runs on; nobody reads its answer.
         log.warning("cancel_failed", request_id=published.request_id, error=type(error).__name__)

@@ -136,11 +136,10 @@ def _is_wanted(one: RecordedReply, wanted: EndedFilter) -> bool:
 
 
 class NativeSubmitter(ScriptedSubmitter):
-    """As for OpenAI's routes; cancels by id are kept, and replies come by as they would from the log."""
+    """As for OpenAI's routes; replies come by as they would from the log."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cancelled: list[tuple[str, str]] = []
         self.on_reply: Callable[[InferenceReply], None] = lambda _reply: None
 
     async def submit(self, tenant: str, request: InferenceRequest) -> ScriptedWaiting:
@@ -148,9 +147,6 @@ class NativeSubmitter(ScriptedSubmitter):
         if (reply := self.replies.get((tenant, request.request_id))) is not None:
             self.on_reply(reply)
         return waiting
-
-    async def cancel(self, tenant: str, request_id: str) -> None:
-        self.cancelled.append((tenant, request_id))
 
 
 class Bench:

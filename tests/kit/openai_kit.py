@@ -71,9 +71,11 @@ class Script:
 class ScriptedWaiting:
     """One request that was accepted."""
 
+    answer: InferenceReply | None = None
+
     def __init__(self, request: InferenceRequest, reply: InferenceReply, script: Script) -> None:
         self.request = request
-        self.cancelled = False
+        self.tenant = reply.tenant
         self.forgotten = False
         self._reply = reply
         self._script = script
@@ -102,9 +104,6 @@ class ScriptedWaiting:
                 yield delta
         await self.reply(timeout_s)
 
-    async def cancel(self) -> None:
-        self.cancelled = True
-
     def forget(self) -> None:
         self.forgotten = True
 
@@ -117,10 +116,11 @@ class ScriptedSubmitter:
         self.submitted: list[tuple[str, InferenceRequest]] = []
         self.waiting: list[ScriptedWaiting] = []
         self.replies: dict[tuple[str, str], InferenceReply] = {}
+        self.cancelled: list[tuple[str, str]] = []
 
     def clear(self) -> None:
         """Nothing was asked yet."""
-        for memory in (self.scripts, self.submitted, self.waiting, self.replies):
+        for memory in (self.scripts, self.submitted, self.waiting, self.replies, self.cancelled):
             memory.clear()
 
     async def submit(self, tenant: str, request: InferenceRequest) -> ScriptedWaiting:
@@ -136,7 +136,7 @@ class ScriptedSubmitter:
         return waiting
 
     async def cancel(self, tenant: str, request_id: str) -> None:
-        raise AssertionError("no route of OpenAI's cancels by id")
+        self.cancelled.append((tenant, request_id))
 
     def new_request_id(self) -> str:
         return str(uuid4())

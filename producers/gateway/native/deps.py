@@ -8,8 +8,8 @@ from fairlane.names import is_request_id
 from fairlane_server.api_keys.api_key import Scope
 from producers.gateway.identity.identity import Authenticate, Identity, permit
 from producers.gateway.pipeline.call_context import note_request
+from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.pipeline.publisher import draining
-from producers.gateway.pipeline.submitter import PendingReply
 from producers.gateway.results.results import Results
 from producers.gateway.sending import SendingDeps
 from producers.gateway.tenant_bounds import TenantSlots

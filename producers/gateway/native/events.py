@@ -26,7 +26,7 @@ from producers.gateway.native.response_bodies import result_answer, status_answe
 from producers.gateway.openai.streams import SILENCE, Deltas, EventStream
 from producers.gateway.openapi import READING, RequestId
 from producers.gateway.pipeline.call_context import note_error
-from producers.gateway.pipeline.submitter import PendingReply
+from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.results.cache_entries import Arrival
 from producers.gateway.results.request_status import RequestState, RequestStatus
 from producers.openai_api.errors import GatewayError

@@ -146,7 +146,7 @@ async def _waited(
     published, top_n = await publish(
         deps, request, require_send(caller), route, model, model.to_request, lambda body: body.top_n
     )
-    return await reply_in_time(published, request.receive, deps.wait_s), top_n
+    return await reply_in_time(deps, published, request.receive), top_n
 
 
 async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s: float) -> Response:
@@ -157,7 +157,7 @@ async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s:
     request_id, source = published.request_id, published.source
     if wait_s > 0:
         try:
-            reply = await ok_reply(published, request.receive, min(wait_s, deps.wait_s))
+            reply = await ok_reply(deps, published, request.receive, min(wait_s, deps.wait_s))
         except TimeoutError:
             return accepted(request_id)
         return answered(result_answer(RecordedReply(reply, deps.clock_ms())))

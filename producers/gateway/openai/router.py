@@ -149,7 +149,7 @@ def router(deps: OpenAIDeps) -> APIRouter:
             embedding_request,
             lambda body: (body.encoding_format, body.dimensions),
         )
-        reply = await reply_in_time(published, request.receive, deps.wait_s)
+        reply = await reply_in_time(deps, published, request.receive)
         echo = deps.echo(published, reply)
         return json_response(reply, embeddings(reply, echo, as_base64=encoding == "base64", dimensions=dimensions))
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from fairlane.client.reassembly import TextDelta
 from fairlane.records import InferenceReply, ModelVersion
 from producers.gateway.pipeline.call_context import note_error
-from producers.gateway.pipeline.submitter import PendingReply
+from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.sending import (
     ClientGoneError,
     Published,
@@ -149,7 +149,7 @@ async def text_response(
     is_streamed, with_usage = wish
     if is_streamed:
         return await _streamed(deps, request, published, stream_of(deps.echo(published, with_usage=with_usage)))
-    reply = await reply_in_time(published, request.receive, deps.wait_s)
+    reply = await reply_in_time(deps, published, request.receive)
     return json_response(reply, whole(reply, deps.echo(published, reply)))
 
 
@@ -237,7 +237,7 @@ class _Relay:
             await self.deltas.close()
             if not self.ended:
                 note_error(client_gone(self.published.request_id))
-                await leave(self.published)
+                await leave(self.deps, self.published)
         finally:
             self.waiting.forget()
 

@@ -19,8 +19,8 @@ from fairlane.names import GATEWAY_REPLIES, gateway_group
 from fairlane.records import InferenceReply
 from fairlane.settings import Settings
 from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
+from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.reader_thread import ReaderThread
-from producers.gateway.pipeline.submitter import Submitter
 
 log = get_logger(__name__)
 
@@ -42,11 +42,11 @@ class ReplyReader(ReaderThread[InferenceReply, InferenceReply]):
         self,
         settings: Settings,
         codec: Codec,
-        sink: Submitter,
+        sink: Pending,
         on_replies: Callable[[list[InferenceReply]], None],
         on_failure: Callable[[BaseException], None],
     ) -> None:
-        super().__init__("replies", codec, InferenceReply, sink.replies, on_failure)
+        super().__init__("replies", codec, InferenceReply, sink.settle, on_failure)
         self._settings = settings
         self._sink = sink
         self._on_replies = on_replies

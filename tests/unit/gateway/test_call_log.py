@@ -232,6 +232,6 @@ def test_a_stream_that_was_left_is_told_so() -> None:
     with capture_logs() as logged:
         asyncio.run(call())
     (line,) = [entry for entry in logged if entry["event"] == "call"]
-    assert submitter.waiting[0].cancelled
+    assert submitter.cancelled
     assert (line["status"], line["outcome"], line["code"]) == (200, "abandoned", "client_closed_request")
     assert line["request_id"] == submitter.submitted[0][1].request_id

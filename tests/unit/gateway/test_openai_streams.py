@@ -66,7 +66,7 @@ def test_events_are_told_as_events(url: str, submitter: ScriptedSubmitter) -> No
     assert submitter.submitted[0][1].parameters.stream
     assert "usage" not in json.loads(lines[0][6:])
     eventually(lambda: submitter.waiting[0].forgotten)
-    assert not submitter.waiting[0].cancelled
+    assert not submitter.cancelled
 
 
 def test_silence_is_filled_with_comments(url: str, submitter: ScriptedSubmitter) -> None:
@@ -158,7 +158,7 @@ def test_a_run_that_begins_again_and_says_something_else_is_an_error(
     assert "data: [DONE]" not in lines
     eventually(lambda: submitter.waiting[0].forgotten)
     # Its answer can still be asked for.
-    assert not submitter.waiting[0].cancelled
+    assert not submitter.cancelled
 
 
 def test_who_leaves_a_stream_cancels_its_request(url: str, submitter: ScriptedSubmitter) -> None:
@@ -166,7 +166,7 @@ def test_who_leaves_a_stream_cancels_its_request(url: str, submitter: ScriptedSu
     with posted(url) as response:
         assert next(response.iter_lines())
     eventually(lambda: submitter.waiting[0].forgotten)
-    assert submitter.waiting[0].cancelled
+    assert submitter.cancelled
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -174,7 +174,7 @@ def test_who_leaves_before_there_is_an_answer_cancels_too(url: str, submitter: S
     submitter.scripts.append(Script(before_reply=Gate(), deltas=(Gate(),)))
     left(url, stream=stream)
     eventually(lambda: submitter.waiting and submitter.waiting[0].forgotten)
-    assert submitter.waiting[0].cancelled
+    assert submitter.cancelled
 
 
 def test_who_leaves_with_a_key_may_come_back(url: str, submitter: ScriptedSubmitter, unique: str) -> None:
@@ -183,7 +183,7 @@ def test_who_leaves_with_a_key_may_come_back(url: str, submitter: ScriptedSubmit
     with posted(url, unique) as response:
         assert next(response.iter_lines())
     eventually(lambda: submitter.waiting[0].forgotten)
-    assert not submitter.waiting[0].cancelled
+    assert not submitter.cancelled
     with posted(url, unique) as response:
         lines = list(response.iter_lines())
     assert texts(lines) == "ab"

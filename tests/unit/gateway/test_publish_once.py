@@ -9,8 +9,8 @@ from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.pipeline.publisher import away, not_confirmed
-from producers.gateway.pipeline.submitter import PendingReply
 from producers.gateway.sending import Published, SendingDeps, publish_once
 from producers.openai_api.errors import GatewayError
 from tests.kit.openai_kit import Script, ScriptedWaiting, authenticate

@@ -112,7 +112,7 @@ class Sink:
     def lost(self, partitions: frozenset[int]) -> None:
         self.told.append(("lost", partitions))
 
-    def replies(self, replies: list[InferenceReply]) -> None:
+    def settle(self, replies: list[InferenceReply]) -> None:
         self.came += [reply.request_id for reply in replies]
 
 

@@ -47,13 +47,11 @@ class Gateway:
         self.submitter = Submitter(
             default_codec(),
             self.log,  # type: ignore[arg-type]  # a double
-            Chunks(),  # type: ignore[arg-type]  # a double
-            Pending(8),
+            Pending(8, Chunks(), recorded.find),  # type: ignore[arg-type]  # a double
             RegistrySnapshot,
             LatestLoad(),
-            recorded.find,
         )
-        self.submitter.owned(frozenset(range(6)), 6)
+        self.submitter.pending.owned(frozenset(range(6)), 6)
         self.calls: CallLog | None = None
         self.app = FastAPI()
         error_responses.install(self.app)
@@ -78,7 +76,8 @@ class Gateway:
         self.submitter.is_draining = True
 
     def end_waiting(self) -> None:
-        self.submitter.end_waiting()
+        self.drain()
+        self.submitter.pending.end_waiting()
 
     def _call_log(self, app: object) -> CallLog:
         self.calls = CallLog(app)  # type: ignore[arg-type]  # starlette hands the next application to a factory

@@ -26,9 +26,9 @@ from fairlane.schema_files import default_codec
 from fairlane_server.kafka.reply_partition import partition_of
 from producers.gateway.pipeline.call_context import CallContext, present
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
-from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, WaitingCall
+from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, PendingReply
 from producers.gateway.pipeline.publisher import TOO_MANY_CALLS, not_confirmed
-from producers.gateway.pipeline.submitter import PendingReply, Submitter
+from producers.gateway.pipeline.submitter import Submitter
 from producers.openai_api.errors import GatewayError
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually_async
@@ -56,13 +56,11 @@ class Bench:
             submitter = Submitter(
                 default_codec(),
                 self.log,  # type: ignore[arg-type]  # a double
-                self.chunks,  # type: ignore[arg-type]  # a double
-                Pending(self.max_calls),
+                Pending(self.max_calls, self.chunks, self.recorded.find),  # type: ignore[arg-type]  # a double
                 lambda: REGISTRY,
                 LatestLoad(),
-                self.recorded.find,
             )
-            submitter.owned(OWNED, PARTITIONS)
+            submitter.pending.owned(OWNED, PARTITIONS)
             await test(submitter)
 
         asyncio.run(main())
@@ -97,7 +95,7 @@ def test_a_request_is_published_as_its_tenants_and_answered_here() -> None:
         assert partition_of(key, PARTITIONS) in OWNED
         assert headers[PARENT[0]] == PARENT[1]
         assert headers[names_of_headers.CE_ID] == key.encode()
-        submitter.replies([reply("other"), reply(key, "globex"), reply(key)])
+        submitter.pending.settle([reply("other"), reply(key, "globex"), reply(key)])
         assert await waiting.reply(WAIT_S) == reply(key)
         assert await waiting.reply(WAIT_S) == reply(key), "it may be asked for again"
         waiting.forget()
@@ -133,7 +131,7 @@ def test_a_gateway_that_drains_takes_nothing_new_and_answers_what_it_took() -> N
         with pytest.raises(GatewayError) as raised:
             await submitter.submit("acme", request(submitter))
         assert (raised.value.status, raised.value.code) == (503, Code.DRAINING)
-        submitter.replies([reply(asked.request_id)])
+        submitter.pending.settle([reply(asked.request_id)])
         assert (await waiting.reply(WAIT_S)).outcome == "ok"
 
     bench.run(test)
@@ -178,14 +176,14 @@ def test_waiting_ends_with_its_time_and_the_request_goes_on() -> None:
         waiting = await submitter.submit("acme", asked)
         with pytest.raises(TimeoutError):
             await waiting.reply(0.01)
-        submitter.replies([reply(asked.request_id)])
+        submitter.pending.settle([reply(asked.request_id)])
         assert await waiting.reply(WAIT_S) == reply(asked.request_id)
 
     bench.run(test)
 
 
 def test_when_waiting_ends_it_ends_for_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("producers.gateway.pipeline.submitter._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
+    monkeypatch.setattr("producers.gateway.pipeline.pending._LOOK_UP_TIMEOUT_S", 10 * WAIT_S)
     bench = Bench()
 
     async def test(submitter: Submitter) -> None:
@@ -199,19 +197,17 @@ def test_when_waiting_ends_it_ends_for_all_at_once(monkeypatch: pytest.MonkeyPat
             await asyncio.sleep(10 * WAIT_S)
             raise AssertionError("nobody ended it")
 
-        submitter.find_reply = find
+        submitter.pending.find_reply = find
         calls = [asyncio.ensure_future(waiting.reply(10 * WAIT_S))]
         await asyncio.sleep(0)
-        submitter.lost(OWNED)
+        submitter.pending.lost(OWNED)
         calls += [asyncio.ensure_future(lost.reply(10 * WAIT_S))]
         await looked_up.wait()
-        submitter.end_waiting()
+        submitter.pending.end_waiting()
         async with asyncio.timeout(WAIT_S):
             ended = await asyncio.gather(*calls, return_exceptions=True)
         assert [type(one) for one in ended] == [TimeoutError] * 2
-        with pytest.raises(GatewayError, match="about to end"):
-            await submitter.submit("acme", request(submitter))
-        submitter.replies([reply(asked.request_id)])
+        submitter.pending.settle([reply(asked.request_id)])
         assert await waiting.reply(WAIT_S) == reply(asked.request_id), "what came is given all the same"
 
     bench.run(test)
@@ -226,7 +222,7 @@ def test_a_reply_in_a_partition_that_moved_is_looked_up() -> None:
         call = asyncio.ensure_future(waiting.reply(WAIT_S))
         await asyncio.sleep(0)
         assert bench.recorded.asked == 0, "nobody asks Postgres while the reply comes here"
-        submitter.lost(OWNED)
+        submitter.pending.lost(OWNED)
         await eventually_async(lambda: bench.recorded.asked >= 2, what="another try after one that failed")
         bench.recorded.replies["acme", asked.request_id] = reply(asked.request_id)
         assert await call == reply(asked.request_id)
@@ -240,7 +236,7 @@ def test_look_ups_that_fail_are_told_in_a_few_lines() -> None:
 
     async def test(submitter: Submitter) -> None:
         calls = [await submitter.submit("acme", request(submitter)) for _ in range(100)]
-        submitter.lost(OWNED)
+        submitter.pending.lost(OWNED)
         with capture_logs() as lines:
             waiting = [asyncio.ensure_future(call.reply(WAIT_S)) for call in calls]
             await eventually_async(lambda: bench.recorded.asked >= len(calls), what="a look-up of each")
@@ -260,11 +256,11 @@ def test_a_reply_is_taken_from_wherever_it_comes_first() -> None:
     async def test(submitter: Submitter) -> None:
         asked = request(submitter)
         waiting = await submitter.submit("acme", asked)
-        submitter.lost(OWNED)
-        submitter.owned(OWNED, PARTITIONS)
+        submitter.pending.lost(OWNED)
+        submitter.pending.owned(OWNED, PARTITIONS)
         call = asyncio.ensure_future(waiting.reply(WAIT_S))
         await eventually_async(lambda: bench.recorded.asked, what="a look-up")
-        submitter.replies([reply(asked.request_id)])
+        submitter.pending.settle([reply(asked.request_id)])
         assert await call == reply(asked.request_id)
 
     bench.run(test)
@@ -275,11 +271,11 @@ def test_an_id_that_was_made_elsewhere_is_looked_up_from_the_beginning() -> None
 
     async def test(submitter: Submitter) -> None:
         mine = request(submitter)
-        submitter.owned(frozenset(), PARTITIONS)
+        submitter.pending.owned(frozenset(), PARTITIONS)
         waiting = await submitter.submit("acme", mine)
         bench.recorded.replies["acme", mine.request_id] = reply(mine.request_id)
         assert await waiting.reply(WAIT_S) == reply(mine.request_id)
-        assert not submitter.owns_partitions
+        assert not submitter.pending.owns_partitions
         assert submitter.new_request_id() != submitter.new_request_id()
 
     bench.run(test)
@@ -292,10 +288,10 @@ def test_text_comes_in_pieces_and_ends_with_the_reply() -> None:
         asked = request(submitter, parameters=Parameters(stream=True))
         waiting = await submitter.submit("acme", asked)
         assert bench.chunks.streams == 1
-        submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, 0, "one "))])
+        submitter.pending.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, 0, "one "))])
         deltas = waiting.deltas(WAIT_S)
         first = await anext(deltas)
-        submitter.replies([reply(asked.request_id)])
+        submitter.pending.settle([reply(asked.request_id)])
         assert [first.text, *[delta.text async for delta in deltas]] == ["one ", "two"]
         waiting.forget()
         assert bench.chunks.streams == 0
@@ -311,17 +307,17 @@ def test_a_stream_that_was_not_taken_in_time_is_waited_for_as_long_as_text_comes
 
     async def test(submitter: Submitter) -> None:
         asked = request(submitter, parameters=Parameters(stream=True))
-        still_comes = WaitingCall.still_comes
+        still_comes = PendingReply.still_comes
 
-        def then_settled(call: WaitingCall) -> bool:
+        def then_settled(call: PendingReply) -> bool:
             came = still_comes(call)
-            submitter.replies([reply(asked.request_id, text=2 * piece)])
+            submitter.pending.settle([reply(asked.request_id, text=2 * piece)])
             return came
 
-        monkeypatch.setattr(WaitingCall, "still_comes", then_settled)
+        monkeypatch.setattr(PendingReply, "still_comes", then_settled)
         waiting = await submitter.submit("acme", asked)
         for seq in range(2):
-            submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, seq, piece))])
+            submitter.pending.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, seq, piece))])
         assert [delta.text async for delta in waiting.deltas(0.01)] == [piece, piece]
         waiting.forget()
 
@@ -339,7 +335,7 @@ def test_each_piece_of_a_stream_may_take_the_whole_time(monkeypatch: pytest.Monk
         async def news(_waiting: PendingReply, deadline_s: float) -> None:
             if len(deadlines) == 3:
                 raise TimeoutError
-            submitter.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, len(deadlines), "piece "))])
+            submitter.pending.add([("acme", ReplyChunk(asked.request_id, "acme", 1, 1, len(deadlines), "piece "))])
             deadlines.append(deadline_s)
 
         monkeypatch.setattr(PendingReply, "_news", news)
@@ -359,7 +355,7 @@ def test_a_stream_without_chunks_has_its_text_in_one_piece() -> None:
     async def test(submitter: Submitter) -> None:
         asked = request(submitter, parameters=Parameters(stream=True))
         waiting = await submitter.submit("acme", asked)
-        submitter.replies([reply(asked.request_id)])
+        submitter.pending.settle([reply(asked.request_id)])
         assert [delta.text async for delta in waiting.deltas(WAIT_S)] == ["one two"]
         waiting.forget()
         assert bench.chunks.streams == 0
@@ -372,26 +368,12 @@ def test_a_cancel_goes_where_the_request_went() -> None:
 
     async def test(submitter: Submitter) -> None:
         asked = request(submitter)
-        waiting = await submitter.submit("acme", asked)
-        await waiting.cancel()
+        await submitter.submit("acme", asked)
+        await submitter.cancel("acme", asked.request_id)
         topic, key, record, _ = bench.log.records[-1]
         assert (topic, key) == ("requests.acme", asked.request_id)
         assert record == CancelRequest(asked.request_id, "acme")
-        submitter.replies([reply(asked.request_id)])
-        await waiting.cancel()
-        assert len(bench.log.records) == 2, "what is answered is not cancelled"
-        bench.log.error = GatewayError(503, "unavailable", "Kafka is away")
-        other = await submitter_with(submitter, bench)
-        await other.cancel()
         with pytest.raises(GatewayError, match="must be the id"):
             await submitter.cancel("acme", "no id")
 
     bench.run(test)
-
-
-async def submitter_with(submitter: Submitter, bench: Bench) -> Any:
-    """A call that was accepted before Kafka went away."""
-    error, bench.log.error = bench.log.error, None
-    waiting = await submitter.submit("acme", request(submitter))
-    bench.log.error = error
-    return waiting

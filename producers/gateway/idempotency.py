@@ -80,7 +80,7 @@ class LocalClaims:
 
         Names must be unique over all tenants. Returns the claim stored afterwards.
         """
-        there = self.get(tenant, name)
+        there = self.get(name)
         if there != expected:
             return there
         self.put(tenant, name, new)
@@ -89,15 +89,15 @@ class LocalClaims:
     def put(self, tenant: str, name: str, claim: str | None) -> None:
         """Store the claim unconditionally; None deletes it."""
         if claim is None:
-            self._claims.pop(tenant, name)
+            self._claims.pop(name)
         else:
             self._claims.put(tenant, name, (self._clock_s() + self._ttl_s, claim))
 
-    def get(self, tenant: str, name: str) -> str | None:
+    def get(self, name: str) -> str | None:
         """The stored claim; None if there is none or it has expired."""
-        ends_at, claim = self._claims.get(tenant, name) or (0.0, None)
+        ends_at, claim = self._claims.get(name) or (0.0, None)
         if claim is not None and ends_at <= self._clock_s():
-            self._claims.pop(tenant, name)
+            self._claims.pop(name)
             return None
         return claim
 
@@ -128,7 +128,7 @@ class RedisClaims:
 
     async def swap(self, tenant: str, name: str, expected: str | None, new: str | None) -> str | None:
         """As ``LocalClaims.swap``."""
-        own, seen = self._own.get(tenant, name), self._seen.get(tenant, name)
+        own, seen = self._own.get(name), self._seen.get(name)
         if own is not None and expected is None:
             # Redis may have lost it, or been unavailable when it was written; it still counts here.
             return own

@@ -11,51 +11,58 @@ ValueT = TypeVar("ValueT")
 
 
 class TenantMap(Generic[ValueT]):
-    """At most ``most`` values by tenant and name. Beyond it, the tenant with the most values loses its oldest. Every
-    operation is O(1), however many tenants there are."""
+    """At most ``most`` values by name, each of one tenant; a name is of one tenant only. Beyond ``most``, the tenant
+    with the most values loses its oldest. Every operation is O(1), however many tenants there are."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._of_tenant: dict[str, OrderedDict[Hashable, ValueT]] = {}
+        self._values: dict[Hashable, tuple[str, ValueT]] = {}
+        self._names: dict[str, OrderedDict[Hashable, None]] = {}
+        """Names by tenant, oldest first."""
         self._of_size: dict[int, OrderedDict[str, None]] = {}
         """Tenants by number of values."""
         self._largest = 0
-        self._total = 0
 
     def __len__(self) -> int:
-        return self._total
+        return len(self._values)
 
-    def get(self, tenant: str, name: Hashable) -> ValueT | None:
+    def __iter__(self) -> Iterator[Hashable]:
+        return iter(self._values)
+
+    def __contains__(self, name: Hashable) -> bool:
+        return name in self._values
+
+    def get(self, name: Hashable) -> ValueT | None:
         """The value, or None."""
-        values = self._of_tenant.get(tenant)
-        return None if values is None else values.get(name)
+        found = self._values.get(name)
+        return None if found is None else found[1]
 
-    def put(self, tenant: str, name: Hashable, value: ValueT) -> Hashable | None:
-        """Store the value as the newest of its tenant. Returns the name of the evicted value, if any."""
-        self.pop(tenant, name)
-        values = self._of_tenant.setdefault(tenant, OrderedDict())
-        values[name] = value
-        self._resized(tenant, len(values) - 1, len(values))
-        if self._total > self._most:
-            largest = next(reversed(self._of_size[self._largest]))
-            lost = next(iter(self._of_tenant[largest]))
-            self.pop(largest, lost)
-            return lost
-        return None
-
-    def pop(self, tenant: str, name: Hashable) -> ValueT | None:
-        """Remove and return the value; None if there is none."""
-        values = self._of_tenant.get(tenant)
-        if values is None or name not in values:
+    def put(self, tenant: str, name: Hashable, value: ValueT) -> ValueT | None:
+        """Store the value as the newest of its tenant. Returns the evicted value, if any."""
+        self.pop(name)
+        self._values[name] = tenant, value
+        names = self._names.setdefault(tenant, OrderedDict())
+        names[name] = None
+        self._resized(tenant, len(names) - 1, len(names))
+        if len(self._values) <= self._most:
             return None
-        value = values.pop(name)
-        self._resized(tenant, len(values) + 1, len(values))
-        if not values:
-            del self._of_tenant[tenant]
+        largest = next(reversed(self._of_size[self._largest]))
+        return self.pop(next(iter(self._names[largest])))
+
+    def pop(self, name: Hashable) -> ValueT | None:
+        """Remove and return the value; None if there is none."""
+        found = self._values.pop(name, None)
+        if found is None:
+            return None
+        tenant, value = found
+        names = self._names[tenant]
+        del names[name]
+        self._resized(tenant, len(names) + 1, len(names))
+        if not names:
+            del self._names[tenant]
         return value
 
     def _resized(self, tenant: str, before: int, after: int) -> None:
-        self._total += after - before
         if before:
             del self._of_size[before][tenant]
             if not self._of_size[before]:

@@ -36,42 +36,6 @@ FULL_GRACE_MS = 5_000
 key must not pass longer because many others are looked up. Every lookup ends within this time."""
 
 
-class Recent(Generic[ValueT]):
-    """At most ``most`` answers. Beyond it, the tenant with the most answers loses the one asked for least recently, so
-    that a tenant with few loses none."""
-
-    def __init__(self, most: int) -> None:
-        self._known: TenantMap[tuple[ValueT, int]] = TenantMap(most)
-        self._tenants: dict[Hashable, str] = {}
-        """Tenant of each name."""
-
-    def within(self, name: Hashable, now_ms: int, span_ms: int) -> ValueT | None:
-        """The answer, if the store was asked less than ``span_ms`` ago."""
-        tenant = self._tenants.get(name)
-        known = None if tenant is None else self._known.get(tenant, name)
-        return known[0] if known is not None and now_ms - known[1] < span_ms else None
-
-    def __contains__(self, name: Hashable) -> bool:
-        """Whether an answer is cached, however old."""
-        return name in self._tenants
-
-    def put(self, name: Hashable, value: ValueT, asked_at_ms: int, tenant: str = "") -> None:
-        """Cache an answer of this tenant; the store was asked at ``asked_at_ms``."""
-        self.forget(name)
-        self._tenants[name] = tenant
-        evicted = self._known.put(tenant, name, (value, asked_at_ms))
-        if evicted is not None:
-            del self._tenants[evicted]
-
-    def forget(self, name: Hashable) -> None:
-        """Drop the answer: the store does not know the name."""
-        if (tenant := self._tenants.pop(name, None)) is not None:
-            self._known.pop(tenant, name)
-
-    def __len__(self) -> int:
-        return len(self._known)
-
-
 class Lookups(Generic[ValueT]):
     """Lookups of one kind, for one event loop. An answer counts for ``grace_ms`` while the store is unavailable. The
     cache evicts from the tenant with the most answers; ``tenant_of`` gives the tenant of a name that the store
@@ -85,7 +49,8 @@ class Lookups(Generic[ValueT]):
         tenant_of: Callable[[Hashable, ValueT], str] = lambda _name, _value: "",
     ) -> None:
         self._grace_ms = max(FRESH_MS, grace_ms)
-        self._recent: Recent[ValueT] = Recent(MOST_REMEMBERED)
+        self._recent: TenantMap[tuple[ValueT, int]] = TenantMap(MOST_REMEMBERED)
+        """Answers, and when the store was asked."""
         self._clock = clock
         self._breaker = breaker
         self._tenant_of = tenant_of
@@ -108,19 +73,19 @@ class Lookups(Generic[ValueT]):
         the cached answer is too old.
         """
         now_ms = self._clock()
-        if (known := self._recent.within(name, now_ms, FRESH_MS)) is not None:
+        if (known := self._within(name, now_ms, FRESH_MS)) is not None:
             return known
         if name not in self._talks:
             is_known = name in self._recent
             counted_for = None if is_known else origin
             is_full = len(self._talks) >= (MOST_UNDER_WAY if is_known else MOST_UNKNOWN_IN_FLIGHT)
             if is_full or (counted_for is not None and self._strangers[counted_for] >= MOST_STRANGERS_OF_ORIGIN):
-                return _sure(self._recent.within(name, now_ms, min(FULL_GRACE_MS, self._grace_ms)))
+                return _sure(self._within(name, now_ms, min(FULL_GRACE_MS, self._grace_ms)))
             if not self._breaker.lets_through(now_ms):
                 return self._in_grace(name, now_ms)
             self._begin(name, ask, now_ms, counted_for)
         talk, begun_at_ms = self._talks[name]
-        known = self._recent.within(name, now_ms, self._grace_ms)
+        known = self._within(name, now_ms, self._grace_ms)
         wait_s = None if known is None else max(0, begun_at_ms + STALE_WAIT_MS - now_ms) / 1_000
         # Cancelling one waiter does not cancel the lookup: others may wait for it.
         await asyncio.wait((talk,), timeout=wait_s)
@@ -164,9 +129,9 @@ class Lookups(Generic[ValueT]):
             raise
         self._breaker.succeeded()
         if value is None:
-            self._recent.forget(name)
+            self._recent.pop(name)
         else:
-            self._recent.put(name, value, asked_at_ms, self._tenant_of(name, value))
+            self._recent.put(self._tenant_of(name, value), name, (value, asked_at_ms))
         return value
 
     def _ended(self, name: Hashable, origin: str | None, talk: "asyncio.Task[ValueT | None]") -> None:
@@ -178,8 +143,13 @@ class Lookups(Generic[ValueT]):
         if not talk.cancelled():
             talk.exception()  # retrieved, so that asyncio does not warn that it never was
 
+    def _within(self, name: Hashable, now_ms: int, span_ms: int) -> ValueT | None:
+        """The cached answer, if the store was asked less than ``span_ms`` ago."""
+        known = self._recent.get(name)
+        return known[0] if known is not None and now_ms - known[1] < span_ms else None
+
     def _in_grace(self, name: Hashable, now_ms: int) -> ValueT:
-        return _sure(self._recent.within(name, now_ms, self._grace_ms))
+        return _sure(self._within(name, now_ms, self._grace_ms))
 
 
 def _sure(known: ValueT | None) -> ValueT:

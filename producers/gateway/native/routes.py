@@ -164,7 +164,7 @@ async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s:
     if isinstance(source, InferenceReply):
         return accepted(request_id, RequestState.DONE)
     if is_streamed:
-        deps.kept.keep(tenant, source)
+        deps.kept.keep(source)
     else:
         source.forget()
     return accepted(request_id)

@@ -114,7 +114,7 @@ class Results:
         """Remember a request that was published, or may have been: its id is known before anything is recorded."""
         request_id = request.request_id
         accepted = AcceptedRequest(request_id, request.model, request.task, self._clock_ms())
-        self._accepted.put(tenant, request_id, accepted)
+        self._accepted.put(tenant, (tenant, request_id), accepted)
         key = request_key(CacheName.ACCEPTED, tenant, request_id)
         self._writes.put(key, _ACCEPTED_BYTES, partial(encoder.encode, accepted))
 
@@ -159,7 +159,7 @@ class Results:
                 raise
             # The reply alone is enough.
             history = History()
-        accepted = self._accepted.get(tenant, request_id)
+        accepted = self._accepted.get((tenant, request_id))
         if accepted is None and seen is None and not (history.decisions or history.replies):
             key = request_key(CacheName.ACCEPTED, tenant, request_id)
             accepted = await self.cache.get(key, lambda payload: decode_accepted(request_id, payload))

@@ -16,12 +16,10 @@ from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedEr
 from producers.gateway.identity.lookups import (
     FRESH_MS,
     FULL_GRACE_MS,
-    MOST_REMEMBERED,
     MOST_STRANGERS_OF_ORIGIN,
     MOST_UNDER_WAY,
     MOST_UNKNOWN_IN_FLIGHT,
     Lookups,
-    Recent,
 )
 from producers.gateway.limits.rate_buckets import RatePolicy
 from tests.kit.identity_kit import Clock, MemoryIdentityStore
@@ -371,29 +369,6 @@ def test_a_failure_of_ours_is_nobodys_key() -> None:
     asyncio.run(run_it())
 
 
-@given(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(0, 400), st.sampled_from(["put", "forget", "look"]))))
-def test_what_is_remembered_is_bounded_and_never_too_old(steps: list[tuple[str, int, str]]) -> None:
-    recent: Recent[int] = Recent(most=3)
-    put_at_ms: dict[str, int] = {}
-    now_ms = 0
-    for name, pause_ms, what in steps:
-        now_ms += pause_ms
-        if what == "put":
-            recent.put(name, now_ms, now_ms)
-            put_at_ms[name] = now_ms
-        elif what == "forget":
-            recent.forget(name)
-            put_at_ms.pop(name, None)
-        fresh, in_grace = recent.within(name, now_ms, 100), recent.within(name, now_ms, 500)
-        age_ms = now_ms - put_at_ms.get(name, -1_000)
-        assert fresh is None or (fresh == put_at_ms[name] and age_ms < 100)
-        assert in_grace is None or (in_grace == put_at_ms[name] and age_ms < 500)
-        if what == "put":
-            assert fresh == in_grace == now_ms
-        assert len(recent) <= 3
-    assert MOST_REMEMBERED < 100_000
-
-
 def test_an_address_may_show_so_many_keys_in_vain_and_stops_no_other() -> None:
     async def use(bench: Bench) -> None:
         used, unused = bench.store.create("acme").text, bench.store.create("acme").text
@@ -441,17 +416,3 @@ def test_strangers_of_one_origin_take_some_of_the_places() -> None:
         assert await lookups.find("one more", ask, "a") == "found"
 
     asyncio.run(use())
-
-
-def test_what_is_remembered_of_one_tenant_pushes_out_nothing_of_another() -> None:
-    recent: Recent[str] = Recent(3)
-    recent.put("its own", "b", 0, "b")
-    for number in range(10):
-        recent.put(number, "a", 0, "a")
-    assert "its own" in recent
-    assert len(recent) == 3
-    assert [number for number in range(10) if number in recent] == [8, 9]
-    assert recent.within("its own", 200, 10) is None
-    assert "its own" in recent, "it is known, if no longer believed"
-    recent.forget("its own")
-    assert "its own" not in recent

@@ -270,13 +270,14 @@ def test_a_stream_ends_when_waiting_ends(bench: Bench, is_late: bool) -> None:
 
 
 def test_a_text_that_nobody_asks_for_is_let_go(bench: Bench, url: str) -> None:
-    kept = bench.deps.kept
+    kept = bench.deps.kept._kept
+    kept._most = 4
     gate = Gate()
     with client(url) as http:
-        for _ in range(kept._most_of_tenant + 1):
+        for _ in range(5):
             bench.submitter.scripts.append(Script(before_reply=gate))
             assert http.post("/v1/requests", json=STREAMED).status_code == 202
-    assert len(kept) == kept._most_of_tenant
+    assert len(kept) == 4
     assert [waiting.forgotten for waiting in bench.submitter.waiting].count(True) == 1
     assert bench.submitter.waiting[0].forgotten
 
@@ -297,7 +298,7 @@ def test_a_text_is_kept_for_a_while_alone() -> None:
         waiting = ScriptedWaiting(
             InferenceRequest(ID, "m", "generate", RequestInput(prompt="q")), recorded(1).reply, Script()
         )
-        kept.keep("acme", waiting)  # type: ignore[arg-type]  # a double
+        kept.keep(waiting)  # type: ignore[arg-type]  # a double
         assert kept.claim("globex", waiting.request_id) is None
         await eventually_async(lambda: waiting.forgotten, what="the end of its time")
         assert kept.claim("acme", waiting.request_id) is None

@@ -1,7 +1,7 @@
-"""Replies just read, their waiters, and the Redis entries of requests, written behind in a bounded queue."""
+"""Waiters for replies, and the Redis entries of requests, written behind in a bounded queue."""
 
 import asyncio
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -15,7 +15,6 @@ from fairlane.records import InferenceReply
 from fairlane_server.caching.entries import UNREADABLE, CacheKey
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.redis.cache import RedisCache
-from producers.openai_api.errors import was_not_run
 
 MOST_ENTRY_BYTES = 1_048_576
 """Larger replies are in Postgres only."""
@@ -175,62 +174,6 @@ class WriteQueue:
 def _ended(task: "asyncio.Task[None]") -> None:
     if not task.cancelled() and (error := task.exception()) is not None:
         log.error("result_cache_writer_failed", kind=type(error).__name__)
-
-
-KEEP_MS = 5_000
-"""By then they are in Redis or Postgres."""
-MOST_REPLIES = 1_000
-MOST_BYTES = 4_194_304
-
-_Key = tuple[str, str]
-
-
-class RecentReplies:
-    """Bounded in number and size; evicts the oldest. A later reply replaces the earlier one of its request, unless the
-    later was not run and the earlier was. Thread-safe."""
-
-    def __init__(self, most: int = MOST_REPLIES, most_bytes: int = MOST_BYTES, keep_ms: int = KEEP_MS) -> None:
-        self._most = most
-        self._most_bytes = most_bytes
-        self._keep_ms = keep_ms
-        self._lock = Lock()
-        self._replies: OrderedDict[_Key, tuple[RecordedReply, int]] = OrderedDict()
-        self._bytes = 0
-
-    def put(self, recorded: RecordedReply, size_bytes: int) -> bool:
-        """Store a reply of about ``size_bytes``, unless it is too large.
-
-        Returns False if an earlier reply takes precedence.
-        """
-        key = recorded.reply.tenant, recorded.reply.request_id
-        with self._lock:
-            there = self._replies.get(key)
-            if there is not None and was_not_run(recorded.reply) and not was_not_run(there[0].reply):
-                return False
-            self._drop(key)
-            if size_bytes > self._most_bytes:
-                return True
-            self._replies[key] = recorded, size_bytes
-            self._bytes += size_bytes
-            while len(self._replies) > self._most or self._bytes > self._most_bytes:
-                self._drop(next(iter(self._replies)))
-            return True
-
-    def get(self, tenant: str, request_id: str, now_ms: int) -> RecordedReply | None:
-        """The reply; None if there is none or it is too old."""
-        with self._lock:
-            found = self._replies.get((tenant, request_id))
-            if found is None:
-                return None
-            if now_ms - found[0].replied_at_ms > self._keep_ms:
-                self._drop((tenant, request_id))
-                return None
-            return found[0]
-
-    def _drop(self, key: _Key) -> None:
-        gone = self._replies.pop(key, None)
-        if gone is not None:
-            self._bytes -= gone[1]
 
 
 Arrival = asyncio.Future[RecordedReply]

@@ -2,8 +2,12 @@
 
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
+from operator import itemgetter
 from random import random
+from threading import Lock
 from typing import TypeVar
+
+from cachetools import TTLCache
 
 from fairlane.backoff import Backoff, jittered_ms
 from fairlane.clock import ClockMs, monotonic_ms, now_ms
@@ -18,7 +22,6 @@ from fairlane_server.store_error import StoreError
 from producers.gateway.results.cache_entries import (
     AcceptedRequest,
     Arrivals,
-    RecentReplies,
     WriteQueue,
     decode_accepted,
     decode_reply,
@@ -37,6 +40,10 @@ T = TypeVar("T")
 
 MOST_ACCEPTED = 20_000
 """Accepted requests in memory; beyond this, the tenant with the most loses its oldest."""
+
+RECENT_MS = 5_000
+"""By then replies just read are in Redis or Postgres."""
+RECENT_BYTES = 4_194_304
 
 # Below the store's limit of waiting callers: a full pool would count as a failure of Postgres, for all tenants.
 MOST_LOOK_UPS, MOST_LOOK_UPS_OF_TENANT = 48, 16
@@ -57,7 +64,11 @@ class Results:
     ) -> None:
         self.cache = cache
         self._writes = WriteQueue(cache)
-        self._recent = RecentReplies()
+        self._recent: TTLCache[tuple[str, str], tuple[RecordedReply, int]] = TTLCache(
+            RECENT_BYTES, RECENT_MS, timer=clock_ms, getsizeof=itemgetter(1)
+        )
+        """Replies just read, with their sizes."""
+        self._recent_lock = Lock()
         self._store = store
         self._clock_ms = clock_ms
         self.kept_ms = 1_000 * kept_s
@@ -104,7 +115,7 @@ class Results:
         for reply in replies:
             recorded, size_bytes = RecordedReply(reply, at_ms), size_of_reply(reply)
             # Stored first: a waiter may ask for it at once.
-            is_news = self._recent.put(recorded, size_bytes)
+            is_news = self._keep(recorded, size_bytes)
             self.arrivals.came(recorded)
             if is_news:
                 key = request_key(CacheName.RESULT, reply.tenant, reply.request_id)
@@ -143,9 +154,10 @@ class Results:
 
     async def find_seen(self, tenant: str, request_id: str) -> RecordedReply | None:
         """As ``find``, in memory and Redis only: cheap, but None does not mean that there is no reply."""
-        recent = self._recent.get(tenant, request_id, self._clock_ms())
+        with self._recent_lock:
+            recent = self._recent.get((tenant, request_id))
         if recent is not None:
-            return recent
+            return recent[0]
         key = request_key(CacheName.RESULT, tenant, request_id)
         return await self.cache.get(key, lambda payload: decode_reply(key, request_id, payload))
 
@@ -172,6 +184,19 @@ class Results:
         """A page of the tenant's ended requests, see ``RequestStore``. Raises GatewayError: 503."""
         with self._page_slots.taken(tenant):
             return await self._ask(self._pages, lambda: self._store.ended(tenant, wanted, behind, most))
+
+    def _keep(self, recorded: RecordedReply, size_bytes: int) -> bool:
+        """Keep a reply for a while, unless it is too large. Returns False if an earlier one takes precedence: the later
+        was not run, and the earlier was."""
+        key = recorded.reply.tenant, recorded.reply.request_id
+        with self._recent_lock:
+            there = self._recent.get(key)
+            if there is not None and was_not_run(recorded.reply) and not was_not_run(there[0].reply):
+                return False
+            self._recent.pop(key, None)
+            if size_bytes <= RECENT_BYTES:
+                self._recent[key] = recorded, size_bytes
+        return True
 
     async def _look_up(self, tenant: str, ask: Callable[[], Awaitable[T]]) -> T:
         with self._look_up_slots.taken(tenant):

@@ -21,6 +21,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS
 from fairlane_server.processes.service import StopSignal
 from producers.backfill import progress
 from producers.backfill.app import JobRunner, NotToBeRunError
+from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.files import LocalFile, absolute, blob_of, blocks_of
 from producers.backfill.job import (
     DEFAULT_WINDOW_MS,
@@ -35,7 +36,6 @@ from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS
 from producers.backfill.kafka import reply_partitions
 from producers.backfill.lease import LEASE_S
-from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.progress import JobWatch, pace_json, pace_line
 from producers.backfill.rows import FIELD_NAMES
 from producers.backfill.service import serve

@@ -16,6 +16,7 @@ from fairlane.logs import get_logger
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
+from producers.backfill.errors import InputChangedError, JobFailedError, UnavailableError
 from producers.backfill.files import blob_of
 from producers.backfill.inputs import source_of
 from producers.backfill.job import Job, RowIds, RowTally, Status, Wanted
@@ -23,7 +24,6 @@ from producers.backfill.job_store import CALL_TIMEOUT_S, JobStore, PostgresJobLo
 from producers.backfill.kafka import KafkaPublisher, KafkaReplies
 from producers.backfill.lease import LEASE_S, JobControl, JobRetries, LeaseKeeper, LeftError
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import InputChangedError, JobFailedError, UnavailableError
 from producers.backfill.runner import GRACE_MS, Runner, guarded
 from producers.backfill.submission import survey
 

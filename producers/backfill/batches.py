@@ -13,11 +13,11 @@ from psycopg.rows import class_row, dict_row
 
 from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
+from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import blob_of, delete_folder, file_url
 from producers.backfill.job import Job
 from producers.backfill.job_store import COLUMNS, INSERT, Database, inserted, job_of
 from producers.backfill.outputs import parts_folder
-from producers.backfill.ports import JobFailedError, UnavailableError
 
 INPUT_PURPOSE = "batch"
 OUTPUT_PURPOSE = "batch_output"

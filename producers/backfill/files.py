@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Buffer
 
+from producers.backfill.errors import InputChangedError, JobFailedError, NoSuchInputError, UnavailableError
 from producers.backfill.job import MEBIBYTE, Fingerprint
-from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError, UnavailableError
 
 BLOCK_BYTES = MEBIBYTE
 _TIMEOUT = "30s"

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import IO, Any
 
+from producers.backfill.errors import InputChangedError, NoSuchInputError
 from producers.backfill.files import BLOCK_BYTES, Blob
 from producers.backfill.job import BadRow, FileFormat, Fingerprint, InputPosition, JobSpec, RowContent
-from producers.backfill.ports import InputChangedError, NoSuchInputError
 from producers.backfill.rows import FIELD_NAMES
 
 _BOM = b"\xef\xbb\xbf"

@@ -12,9 +12,9 @@ from psycopg.rows import RowFactory, class_row, dict_row
 
 from fairlane.clock import ClockMs
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, explain
+from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.job import ChunkPlan, Fingerprint, InputPosition, Job, JobSpec, RowTally, Status, Wanted
 from producers.backfill.job_turns import WaitingJob
-from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 
 RowT = TypeVar("RowT")
 
@@ -120,7 +120,10 @@ _RELEASE = "UPDATE backfill_jobs SET lease_until = NULL WHERE job_id = %s AND to
 
 
 class PostgresJobLog(Database):
-    """Implements the port ``JobLog``."""
+    """Durable state of one job. Every write needs the lease.
+
+    All raise UnavailableError (it is then unknown whether the write was done; it may be repeated) and LeaseLostError.
+    """
 
     def __init__(self, dsn: str, job_id: str, token: int, clock: ClockMs) -> None:
         super().__init__(dsn)
@@ -129,10 +132,12 @@ class PostgresJobLog(Database):
         self._clock = clock
 
     def open_chunks(self) -> list[ChunkPlan]:
+        """Planned chunks that are not finished, in order."""
         with self._fenced() as connection:
             return [_plan(row) for row in connection.execute(_OPEN, (self._job_id,))]
 
     def plan(self, chunk: ChunkPlan) -> None:
+        """Record the next chunk."""
         begin, end = chunk.begin, chunk.end
         place = (begin.group, begin.offset, end.group, end.offset, chunk.reply_offset)
         following = (chunk.first_row + chunk.rows, chunk.number + 1, end.group, end.offset)
@@ -141,12 +146,14 @@ class PostgresJobLog(Database):
             connection.execute(_PLANNED, (*following, self._job_id, chunk.number))
 
     def finish(self, chunk: ChunkPlan, part: str, tally: RowTally) -> None:
+        """Record that the chunk's results are in this part. A finished chunk stays unchanged."""
         with self._fenced() as connection:
             done = connection.execute(_DONE, {"part": part, "job_id": self._job_id, "chunk": chunk.number})
             if done.rowcount:
                 connection.execute(_COUNT, (*astuple(tally), self._job_id))
 
     def parts(self, *, ordered: bool) -> Iterator[str]:
+        """Parts of finished chunks, in the order of the input or in the order in which they were finished."""
         query = _PARTS.format(order="chunk" if ordered else "done_number")
         after = -1
         while True:
@@ -159,6 +166,7 @@ class PostgresJobLog(Database):
                 return
 
     def move(self, status: Status, reason: str | None = None) -> None:
+        """Record the job's new status."""
         values: dict[str, Any] = {
             "status": status.value,
             "reason": reason,
@@ -170,12 +178,12 @@ class PostgresJobLog(Database):
             connection.execute(_MOVE, values)
 
     def count(self, total_rows: int, row_cost: float) -> None:
-        """Record the number of rows of the input, and the estimated cost of one. Raises LeaseLostError."""
+        """Record the number of rows of the input, and the estimated cost of one."""
         with self._fenced() as connection:
             connection.execute(_COUNTED, (total_rows, row_cost, self._clock(), self._job_id))
 
     def keep(self, lease_s: float) -> tuple[str, int | None]:
-        """Renew the lease. Returns the owner's command and the cost limit of the job. Raises LeaseLostError."""
+        """Renew the lease. Returns the owner's command and the cost limit of the job."""
         with self._transaction() as connection:
             found = connection.execute(_KEEP, (lease_s, self._job_id, self._token)).fetchone()
         if found is None:

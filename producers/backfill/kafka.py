@@ -31,8 +31,8 @@ from fairlane_server.kafka.transactional_producer import (
     TransactionalProducer,
 )
 from fairlane_server.processes.watchdog import Watchdog
+from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.job import Job, RowIds
-from producers.backfill.ports import JobFailedError, UnavailableError
 
 _CALL_TIMEOUT_S = 20.0
 _HANG_LIMIT_S = 60.0
@@ -42,7 +42,8 @@ _REJECTION_LIMIT_S = 30.0
 
 
 class KafkaPublisher:
-    """Implements the port ``RowPublisher``. Used by one thread; ``close`` it."""
+    """Publishes to the tenant's backfill topic; a record is a request id and the encoded request. All raise
+    UnavailableError and JobFailedError. Used by one thread; ``close`` it."""
 
     def __init__(
         self, settings: Settings, codec: Codec, tenant: str, job_id: str, partition: int, on_hang: Callable[[str], None]
@@ -71,10 +72,12 @@ class KafkaPublisher:
             self._group = None
 
     def start(self) -> int:
+        """Fence earlier publishers of this job. Returns the number of the first chunk that is not in the topic."""
         self._ready()
         return self._published
 
     def publish(self, chunk: int, records: Sequence[tuple[str, bytes]]) -> None:
+        """Publish all rows of a chunk in one transaction; a chunk that is already in the topic is skipped."""
         producer = self._ready()
         if chunk < self._published:
             return
@@ -84,6 +87,7 @@ class KafkaPublisher:
         self._published = chunk + 1
 
     def send_again(self, records: Sequence[tuple[str, bytes]]) -> None:
+        """Publish requests again that were rejected for now, under the same ids."""
         self._commit(self._ready(), self._out(dict(records), cloud_events.of_request), None)
 
     def cancel(self, request_ids: Sequence[str]) -> None:
@@ -200,7 +204,12 @@ def reply_partitions(settings: Settings, timeout_s: float = _READ_TIMEOUT_S) -> 
 
 
 class KafkaReplies:
-    """Implements the port ``Replies``. Used by one thread; ``close`` it."""
+    """The job's partition of the reply topic, in order. All raise UnavailableError. Used by one thread; ``close`` it.
+
+    Attributes:
+        position: offset of the next record to read.
+        losses: number of times that replies were removed from the topic before they were read, or were unreadable.
+    """
 
     def __init__(self, settings: Settings, codec: Codec, job: Job) -> None:
         ids = RowIds(job.job_id, job.partitions)
@@ -224,6 +233,7 @@ class KafkaReplies:
         self._consumer.close()
 
     def start(self, offset: int | None) -> None:
+        """Read from this offset on; None: from the end."""
         place = TopicPartition(JOBS_REPLIES, self._partition)
         with _explained(self._errors):
             found = self._consumer.list_topics(JOBS_REPLIES, timeout=_READ_TIMEOUT_S).topics[JOBS_REPLIES]
@@ -244,11 +254,13 @@ class KafkaReplies:
                 log.error("replies_were_removed", partition=self._partition, wanted=offset, first=low, end=high)
 
     def end(self) -> int:
+        """End offset: once ``position`` has reached it, all current replies were read."""
         place = TopicPartition(JOBS_REPLIES, self._partition)
         with _explained(self._errors):
             return int(self._consumer.get_watermark_offsets(place, timeout=_READ_TIMEOUT_S)[1])
 
     def read(self, timeout_s: float) -> list[InferenceReply]:
+        """Replies that may be this job's, at once if there are any."""
         if self._is_out_of_range:
             self.start(self.position)
             self._is_out_of_range = False

@@ -12,9 +12,9 @@ from typing import TypeVar
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
 from fairlane_server.processes.service import StopSignal
+from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import PostgresJobLog
-from producers.backfill.ports import JobFailedError, JobLog, LeaseLostError, UnavailableError
 
 log = get_logger(__name__)
 
@@ -65,7 +65,7 @@ class JobRetries:
         is_ending: the job is being ended: a pause comes too late.
     """
 
-    def __init__(self, job_id: str, job_log: JobLog, control: JobControl) -> None:
+    def __init__(self, job_id: str, job_log: PostgresJobLog, control: JobControl) -> None:
         self._job_id = job_id
         self._log = job_log
         self._control = control

@@ -12,9 +12,9 @@ from typing import Any
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply
 from producers.backfill.answers import RowAnswer
+from producers.backfill.errors import JobFailedError, NoSuchInputError
 from producers.backfill.files import Blob, are_same, blob_of, blocks_of, delete_folder
 from producers.backfill.job import MEBIBYTE, FileFormat, Job, JobSpec
-from producers.backfill.ports import JobFailedError, NoSuchInputError
 from producers.openai_api.errors import error_body, error_of
 
 _COLUMNS = tuple(field.name for field in fields(RowAnswer) if field.name != "url")
@@ -27,7 +27,8 @@ _ERRORS: Mapping[str, str] = {Outcome.EXPIRED: "batch_expired", Outcome.CANCELLE
 
 
 class FileParts:
-    """The parts are files in a folder beside the output.
+    """Storage of results until the output is complete: files in a folder beside it. All raise UnavailableError and
+    JobFailedError.
 
     The name of a part contains the runner's token: a runner that lost its lease overwrites no valid part.
     """
@@ -43,16 +44,19 @@ class FileParts:
             blob_of(url, job.spec.endpoint)
 
     def write(self, chunk: int, answers: Sequence[RowAnswer]) -> str:
+        """Store the results of a chunk atomically; durable when this returns. Returns the name of the part."""
         name = f"{chunk:010d}-{self._token}"
         for url, some in zip(self._outputs, self._split(answers), strict=True):
             self._part(url, name).write([rendered(some, self._spec)])
         return name
 
     def join(self, parts: Callable[[], Iterator[str]]) -> None:
+        """Write the output from these parts, atomically; ``parts`` may be called more than once."""
         for url in self._outputs:
             blob_of(url, self._spec.endpoint).write(self._joined(self._part(url, name) for name in parts()))
 
     def clean_up(self) -> None:
+        """Remove every part, once the output is complete."""
         for url in self._outputs:
             delete_folder(parts_folder(url, self._job_id), self._spec.endpoint)
 

@@ -3,7 +3,7 @@
 Each step is durable in Postgres, in Kafka or in files before the next one begins. The runner that continues a job after
 a kill finds a chunk in one of these states:
 
-- planned, not published: it is published now. The topic itself says whether it is (see ``RowPublisher``).
+- planned, not published: it is published now. The topic itself says whether it is (see ``KafkaPublisher``).
 - published, or answered, not written: the replies are read from the chunk's first possible offset.
 - written, not finished: it is written again under another name; only the part that is recorded as finished counts.
 - all chunks finished: the parts are joined again.
@@ -24,6 +24,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
 from producers.backfill.answers import tally_of
 from producers.backfill.chunk_ledger import ChunkLedger
+from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.inputs import RowSource
 from producers.backfill.job import (
     MAX_COST_REACHED,
@@ -39,16 +40,10 @@ from producers.backfill.job import (
     Wanted,
     affordable_rows,
 )
+from producers.backfill.job_store import PostgresJobLog
+from producers.backfill.kafka import KafkaPublisher, KafkaReplies
 from producers.backfill.lease import JobControl, JobRetries, LeftError
-from producers.backfill.ports import (
-    JobFailedError,
-    JobLog,
-    LeaseLostError,
-    Parts,
-    Replies,
-    RowPublisher,
-    UnavailableError,
-)
+from producers.backfill.outputs import FileParts
 from producers.backfill.rows import parse_row
 
 log = get_logger(__name__)
@@ -56,7 +51,7 @@ log = get_logger(__name__)
 _FRAMES = 4
 
 
-def guarded(job: Job, job_log: JobLog, work: Callable[[], Status]) -> Status:
+def guarded(job: Job, job_log: PostgresJobLog, work: Callable[[], Status]) -> Status:
     """The result of ``work`` on a job; FAILED, with the reason in its log, if the job cannot continue.
 
     Raises UnavailableError and LeaseLostError, and KafkaException for settings that no job could be run with.
@@ -103,11 +98,11 @@ class Runner:
     """
 
     job: Job
-    job_log: JobLog
+    job_log: PostgresJobLog
     source: RowSource
-    publisher: RowPublisher
-    replies: Replies
-    parts: Parts
+    publisher: KafkaPublisher
+    replies: KafkaReplies
+    parts: FileParts
     control: JobControl
     clock: ClockMs
     encode: Callable[[InferenceRequest], bytes]

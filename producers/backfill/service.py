@@ -18,11 +18,11 @@ from fairlane.settings import Settings
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.batches import FileSweep
+from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.job import Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import MAX_JOBS, TURN_S, RunningJob, WaitingJob, next_turns
 from producers.backfill.kafka import reply_partitions
-from producers.backfill.ports import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.progress import JobWatch
 
 log = get_logger(__name__)

@@ -11,12 +11,12 @@ from fairlane.outcomes import Task
 from fairlane.records import InferenceRequest
 from fairlane_server.admission_rule import cost_tokens
 from fairlane_server.text import estimated_tokens
+from producers.backfill.errors import JobFailedError
 from producers.backfill.files import blob_of
 from producers.backfill.inputs import source_of
 from producers.backfill.job import MOST_ROWS, BadRow, Fingerprint, InputPosition, Job, JobSpec, ParsedRow
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.backfill.outputs import check_places
-from producers.backfill.ports import JobFailedError
 from producers.backfill.rows import parse_row
 
 EXPECTED_OUTPUT_TOKENS = 256

@@ -7,6 +7,7 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from producers.backfill.errors import JobFailedError
 from producers.backfill.job import (
     MAX_COST_REACHED,
     ChunkPlan,
@@ -19,7 +20,6 @@ from producers.backfill.job import (
     Wanted,
 )
 from producers.backfill.job_store import JobStore, PostgresJobLog, new_job_id
-from producers.backfill.ports import JobFailedError
 from tests.kit.pipeline import unique_name
 from tests.kit.stack import PostgresServer, migrated_database
 

@@ -19,11 +19,11 @@ from starlette.testclient import TestClient
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from producers.backfill.batches import BatchStore, FileSweep, StoredBatch, StoredFile
+from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import LocalFile
 from producers.backfill.job import Status, Wanted
 from producers.backfill.job_store import JobStore
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.gateway.edge.error_responses import install
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT, MOST_TRANSFERS_OF_TENANT, BatchDeps, FileLimits

@@ -11,6 +11,7 @@ from fairlane.outcomes import Outcome
 from fairlane.records import InferenceReply, InferenceRequest, Output, TokenUsage
 from fairlane.schema_files import default_codec
 from producers.backfill.answers import RowAnswer
+from producers.backfill.errors import LeaseLostError, UnavailableError
 from producers.backfill.files import LocalFile
 from producers.backfill.inputs import RowSource
 from producers.backfill.job import (
@@ -25,7 +26,6 @@ from producers.backfill.job import (
     Wanted,
 )
 from producers.backfill.lease import JobControl
-from producers.backfill.ports import LeaseLostError, UnavailableError
 from producers.backfill.runner import Runner
 
 TENANT = "acme"
@@ -140,11 +140,11 @@ class Member(JobControl):
         self.max_cost_tokens = self.max_cost_tokens or world.job.spec.max_cost_tokens
         return Runner(
             world.job,
-            JobLogInMemory(self),
+            JobLogInMemory(self),  # type: ignore[arg-type]  # a double
             SourceInMemory(world),
-            PublisherInMemory(self),
-            RepliesInMemory(self),
-            PartsInMemory(self),
+            PublisherInMemory(self),  # type: ignore[arg-type]  # a double
+            RepliesInMemory(self),  # type: ignore[arg-type]  # a double
+            PartsInMemory(self),  # type: ignore[arg-type]  # a double
             self,
             lambda: world.now_ms,
             CODEC.encode,

@@ -18,8 +18,8 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
+from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import Blob, blob_of, file_url
-from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
 from producers.gateway.openapi import ErrorDocs
 from producers.gateway.tenant_bounds import TenantSlots

@@ -24,9 +24,9 @@ from fairlane.outcomes import Code
 from fairlane_server.api_keys.api_key import Scope as KeyScope
 from fairlane_server.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
+from producers.backfill.errors import JobFailedError, NoSuchInputError, UnavailableError
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
-from producers.backfill.ports import JobFailedError, NoSuchInputError, UnavailableError
 from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.identity.identity import Identity, require
 from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry, unavailable

@@ -14,11 +14,11 @@ import pytest
 from fairlane.outcomes import Outcome
 from producers.backfill import outputs
 from producers.backfill.answers import RowAnswer
+from producers.backfill.errors import InputChangedError, JobFailedError, NoSuchInputError
 from producers.backfill.files import absolute, are_same, blob_of, blocks_of
 from producers.backfill.inputs import RowSource, source_of
 from producers.backfill.job import MEBIBYTE, BadRow, FileFormat, Fingerprint, InputPosition, Job, JobSpec, RowContent
 from producers.backfill.outputs import FileParts
-from producers.backfill.ports import InputChangedError, JobFailedError, NoSuchInputError
 from producers.backfill.submission import TooExpensiveError, survey
 from tests.kit.s3_storage import s3_storage
 

@@ -9,8 +9,8 @@ import pytest
 from fairlane.outcomes import Code, Outcome, Task
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.backfill.chunk_ledger import ChunkLedger
+from producers.backfill.errors import UnavailableError
 from producers.backfill.job import ChunkPlan, GoodRow, InputPosition, RowIds, Status, Wanted
-from producers.backfill.ports import UnavailableError
 from tests.kit.backfill_kit import (
     PARTITIONS,
     TENANT,

@@ -14,9 +14,9 @@ from fairlane.schema_files import default_codec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
 from producers.backfill import kafka
+from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.job import Fingerprint, Job, JobSpec, RowIds
 from producers.backfill.kafka import KafkaReplies
-from producers.backfill.ports import JobFailedError, UnavailableError
 
 PARTITIONS = 12
 

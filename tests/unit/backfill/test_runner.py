@@ -15,14 +15,14 @@ from structlog.testing import capture_logs
 from fairlane.names import JOBS_REPLIES
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply, InferenceRequest
-from producers.backfill.job import MAX_COST_REACHED, RowContent, Status, Wanted
-from producers.backfill.ports import (
+from producers.backfill.errors import (
     InputChangedError,
     JobFailedError,
     LeaseLostError,
     NoSuchInputError,
     UnavailableError,
 )
+from producers.backfill.job import MAX_COST_REACHED, RowContent, Status, Wanted
 from producers.backfill.runner import MOST_RECORD_BYTES, guarded
 from tests.kit.backfill_kit import (
     GOOD_ROW,
@@ -272,7 +272,7 @@ def test_what_nobody_foresaw_fails_one_job_and_is_said_without_its_text(
     member = world.take()
 
     with capture_logs() as entries:
-        assert guarded(world.job, JobLogInMemory(member), member.runner().run) is Status.FAILED
+        assert guarded(world.job, JobLogInMemory(member), member.runner().run) is Status.FAILED  # type: ignore[arg-type]  # a double
 
     assert world.job.status is Status.FAILED
     assert type(mistake).__name__ in (world.job.reason or "")
@@ -288,7 +288,7 @@ def test_a_job_that_cannot_begin_fails_with_its_reason() -> None:
     def work() -> Status:
         raise JobFailedError("OUTPUT is the same file as INPUT")
 
-    assert guarded(world.job, JobLogInMemory(world.take()), work) is Status.FAILED
+    assert guarded(world.job, JobLogInMemory(world.take()), work) is Status.FAILED  # type: ignore[arg-type]  # a double
     assert world.job.reason == "OUTPUT is the same file as INPUT"
 
 
@@ -303,7 +303,7 @@ def test_what_is_not_the_jobs_fault_leaves_it_as_it_is(error: Exception) -> None
         raise error
 
     with pytest.raises(type(error)):
-        guarded(world.job, JobLogInMemory(member), work)
+        guarded(world.job, JobLogInMemory(member), work)  # type: ignore[arg-type]  # a double
     assert world.job.status is Status.RUNNING
 
 

@@ -12,10 +12,10 @@ from confluent_kafka import KafkaException
 from prometheus_client import REGISTRY
 
 from fairlane_server.processes.service import Readiness, StopSignal
+from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.job import Status
 from producers.backfill.job_store import JobStore
 from producers.backfill.job_turns import WaitingJob
-from producers.backfill.ports import JobFailedError, UnavailableError
 from producers.backfill.service import CONDITIONS, JobService
 from tests.kit.waiting import eventually
 

@@ -10,9 +10,9 @@ from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
 from producers.backfill import app
 from producers.backfill.app import JobRunner, NotToBeRunError
+from producers.backfill.errors import NoSuchInputError, UnavailableError
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Wanted
 from producers.backfill.lease import LeaseKeeper
-from producers.backfill.ports import NoSuchInputError, UnavailableError
 
 AWAY = UnavailableError("Postgres: canceling statement due to statement timeout")
 

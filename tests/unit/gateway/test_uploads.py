@@ -15,8 +15,8 @@ from starlette.testclient import TestClient
 
 from fairlane_server.api_keys.api_key import Role
 from producers.backfill.batches import QuotaReachedError, StoredFile
+from producers.backfill.errors import UnavailableError
 from producers.backfill.files import LocalFile
-from producers.backfill.ports import UnavailableError
 from producers.gateway.edge.error_responses import install
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai import batch_deps

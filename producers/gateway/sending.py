@@ -15,7 +15,7 @@ from fairlane.records import InferenceReply, InferenceRequest
 from producers.gateway.edge.body_limit import release_body
 from producers.gateway.idempotency import HEADER, Idempotency, IdempotentCall
 from producers.gateway.identity.identity import Authenticate
-from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.pipeline.submitter import Submitter
 from producers.openai_api.body import parse
@@ -88,8 +88,8 @@ async def publish_once(
     if call.request_id != request.request_id:
         request = replace(request, request_id=call.request_id)
     if call.reply is not None:
-        if (caller := present.get()) is not None:
-            caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
+        caller = current()
+        caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
         return Published(call, request.request_id, request.model, call.reply)
     try:
         waiting = await deps.submitter.submit(tenant, request)

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from fairlane import metrics
 from fairlane.outcomes import Code
 from producers.gateway.edge.error_responses import error_response
-from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.call_context import current
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
 
@@ -153,8 +153,7 @@ class _Body:
             return None
         if not self._held_bytes:
             # Routes read after authentication: the tenant is known at the first byte, and stays the same.
-            caller = present.get()
-            self._tenant = _NOBODY if caller is None or caller.tenant is None else caller.tenant
+            self._tenant = current().tenant or _NOBODY
         try:
             self._budget.take(self._tenant, size)
         except GatewayError as error:

@@ -16,7 +16,7 @@ from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limited_log import LimitedLog
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, refusal
-from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.call_context import current
 
 log = get_logger(__name__)
 
@@ -57,13 +57,11 @@ class Authenticator:
     async def __call__(self, connection: HTTPConnection) -> Identity:
         identity = await self.identify(connection)
         allowance = await self._limits.take(identity)
-        caller = present.get()
-        if caller is not None:
-            caller.allowance = allowance
+        caller = current()
+        caller.allowance = allowance
         if not allowance.is_granted:
             raise refusal(allowance)
-        if caller is not None:
-            caller.tenant, caller.subject = identity.tenant, identity.subject
+        caller.tenant, caller.subject = identity.tenant, identity.subject
         return identity
 
     async def identify(self, connection: HTTPConnection) -> Identity:

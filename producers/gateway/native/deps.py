@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fairlane.names import is_request_id
 from fairlane_server.api_keys.api_key import Scope
 from producers.gateway.identity.identity import Authenticate, Identity, permit
-from producers.gateway.pipeline.call_context import note_request
+from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.pipeline.publisher import draining
 from producers.gateway.results.results import Results
@@ -139,5 +139,5 @@ def checked_id(request_id: str) -> str:
     """The id, recorded for the access log. Raises GatewayError: 404 for an id that no request can have."""
     if not is_request_id(request_id):
         raise unknown_request()
-    note_request(request_id)
+    current().request_id = request_id
     return request_id

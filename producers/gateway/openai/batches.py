@@ -22,7 +22,7 @@ from producers.gateway.openai import files
 from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry
 from producers.gateway.openai.files import found_file
 from producers.gateway.openapi import CREATED_S, READ_STATUSES, ErrorDocs, answered, errors, taking
-from producers.gateway.pipeline.call_context import note_object
+from producers.gateway.pipeline.call_context import current
 from producers.gateway.sending import body_of
 from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError
@@ -205,7 +205,7 @@ def _made(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> StoredB
     asked = (body.input_file_id, body.endpoint, _storable(body.metadata))
     if (made.input_file_id, made.job.spec.openai_url, made.metadata) != asked:
         raise other_body()
-    note_object(made.batch_id)
+    current().object_id = made.batch_id
     return made
 
 
@@ -237,7 +237,7 @@ def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> StoredBa
             counted=False,
         )
         batch = StoredBatch(_batch_id(job_id), file.file_id, output, error, _storable(body.metadata), job)
-        note_object(batch.batch_id)
+        current().object_id = batch.batch_id
         if not store.add_batch(batch):
             raise GatewayError(404, "not_found", "there is no such file", field="input_file_id")
     return batch
@@ -255,7 +255,7 @@ def _found(deps: BatchDeps, tenant: str, batch_id: str) -> StoredBatch:
     """The batch. Raises GatewayError: 404, 503."""
     batch = None
     if _ID.fullmatch(batch_id):
-        note_object(batch_id)
+        current().object_id = batch_id
         with deps.store(tenant) as store:
             batch = store.batch(batch_id)
     if batch is None:

@@ -31,7 +31,7 @@ from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.identity.identity import Identity, require
 from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry, unavailable
 from producers.gateway.openapi import CREATED_S, READ_STATUSES, ErrorDocs, Responses, answered, errors
-from producers.gateway.pipeline.call_context import note_object
+from producers.gateway.pipeline.call_context import current
 from producers.openai_api.errors import GatewayError, client_gone
 
 MOST_FIELDS = 8
@@ -255,7 +255,7 @@ def found_file(deps: BatchDeps, tenant: str, file_id: str) -> StoredFile:
     """A complete file. Raises GatewayError: 404, 503."""
     if not _ID.fullmatch(file_id):
         raise _not_found()
-    note_object(file_id)
+    current().object_id = file_id
     with deps.store(tenant) as store:
         file = store.file(file_id, deps.clock_ms())
         if file is not None and file.size_bytes is None:
@@ -378,7 +378,7 @@ def _described(deps: BatchDeps, coming: StoredFile, form: FormData) -> tuple[Upl
 
 
 def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> File:
-    note_object(file.file_id)
+    current().object_id = file.file_id
     with deps.store(file.tenant) as store:
         try:
             if not store.resize_upload(file, deps.limits.most_bytes):

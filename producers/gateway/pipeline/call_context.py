@@ -15,6 +15,7 @@ class CallContext:
         trace: trace headers to pass on with its request.
         tenant, subject: the caller, once authenticated.
         request_id: request that the call is about: published for it, found under its key, or asked for with a valid id.
+            No other input of a caller is logged.
         object_id: file or batch that the call is about, likewise.
         reply: reply to the request, once awaited, or the earlier reply.
         is_repeat: the reply is an earlier one under the same key: this call cost nothing.
@@ -42,21 +43,14 @@ present: ContextVar[CallContext | None] = ContextVar("caller", default=None)
 """The current call; None outside of a call."""
 
 
-def note_request(request_id: str) -> None:
-    """Record the request that the call is about. The id must be validated: no other input of a caller is logged."""
-    if (caller := present.get()) is not None:
-        caller.request_id = request_id
-
-
-def note_object(object_id: str) -> None:
-    """Record the file or batch that the call is about. The id must be validated."""
-    if (caller := present.get()) is not None:
-        caller.object_id = object_id
+def current() -> CallContext:
+    """The current call; outside of one, a new context that nobody reads."""
+    return present.get() or CallContext()
 
 
 def note_error(error: GatewayError) -> None:
     """Record the error of the response."""
-    if (caller := present.get()) is not None:
-        caller.code = error.code
-        if error.request_id is not None:
-            caller.request_id = error.request_id
+    caller = current()
+    caller.code = error.code
+    if error.request_id is not None:
+        caller.request_id = error.request_id

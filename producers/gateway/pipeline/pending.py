@@ -14,7 +14,7 @@ from fairlane.logs import get_logger
 from fairlane.records import InferenceReply, ReplyChunk
 from fairlane_server.kafka.reply_partition import new_request_id, partition_of
 from producers.gateway.limited_log import LimitedLog
-from producers.gateway.pipeline.call_context import CallContext
+from producers.gateway.pipeline.call_context import CallContext, current
 from producers.gateway.pipeline.chunk_reader import Chunk, ChunkReader
 from producers.gateway.pipeline.publisher import busy, busy_with_tenant
 from producers.gateway.tenant_bounds import TenantSlots
@@ -51,7 +51,7 @@ class PendingReply:
     partition: int
     is_lost: bool
     text: Reassembly | None
-    caller: CallContext | None
+    caller: CallContext
     is_given_up: bool
     follows_chunks: bool = False
     answer: InferenceReply | None = None
@@ -69,7 +69,7 @@ class PendingReply:
         deadline_s = asyncio.get_running_loop().time() + timeout_s
         while self.answer is None:
             await self._news(deadline_s)
-        self._note(self.answer)
+        self.caller.reply = self.answer
         return self.answer
 
     async def deltas(self, timeout_s: float) -> AsyncIterator[TextDelta]:
@@ -87,7 +87,7 @@ class PendingReply:
                 yield delta
                 deadline_s = now_s() + timeout_s
             elif self.answer is not None:
-                self._note(self.answer)
+                self.caller.reply = self.answer
                 return
             else:
                 try:
@@ -182,10 +182,6 @@ class PendingReply:
         if found is not None and found.tenant == self.tenant:
             self.settle(found)
 
-    def _note(self, reply: InferenceReply) -> None:
-        if self.caller is not None:
-            self.caller.reply = reply
-
 
 class Pending:
     """Waiting calls of this instance: at most ``max_calls``, and half of them per tenant. Also the sink of the readers.
@@ -232,10 +228,8 @@ class Pending:
             return str(uuid4())
         return new_request_id(self._owned, self._partition_count)
 
-    def open(
-        self, tenant: str, request_id: str, caller: CallContext | None = None, *, streamed: bool = False
-    ) -> PendingReply:
-        """Add a call that waits for the reply, before its request is published. ``caller`` is to note the reply.
+    def open(self, tenant: str, request_id: str, *, streamed: bool = False) -> PendingReply:
+        """Add a call that waits for the reply, before its request is published.
 
         Raises GatewayError: 429 at the tenant's limit, 503 at the limit of the instance.
         """
@@ -244,7 +238,7 @@ class Pending:
         # Lost if the id was made elsewhere, or before its partition was reassigned.
         is_lost = partition not in self._owned
         text = Reassembly() if streamed else None
-        call = PendingReply(self, tenant, request_id, partition, is_lost, text, caller, self._has_ended)
+        call = PendingReply(self, tenant, request_id, partition, is_lost, text, current(), self._has_ended)
         self._calls.setdefault(request_id, []).append(call)
         metrics.GATEWAY_WAITING.set(len(self))
         return call

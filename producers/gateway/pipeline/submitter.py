@@ -12,7 +12,7 @@ from fairlane.names import GATEWAY_REPLIES, is_request_id, requests_topic
 from fairlane.outcomes import Code
 from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import CancelRequest, InferenceRequest
-from producers.gateway.pipeline.call_context import present
+from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
 from producers.gateway.pipeline.pending import Pending, PendingReply
 from producers.gateway.pipeline.publisher import AsyncPublisher, draining
@@ -52,20 +52,18 @@ class Submitter:
             raise refusal
         request_id = request.request_id
         value = self._encoded(replace(request, tenant=tenant, reply_to=GATEWAY_REPLIES), tenant)
-        caller = present.get()
+        caller = current()
         streamed = request.parameters.stream
-        waiting = self.pending.open(tenant, request_id, caller, streamed=streamed)
+        waiting = self.pending.open(tenant, request_id, streamed=streamed)
         try:
             if streamed:
                 waiting.follows_chunks = await self.pending.chunks.follow(tenant)
-            trace = () if caller is None else caller.trace
-            headers: KafkaHeaders = [*cloud_events.of_request(tenant, request_id), *trace]
+            headers: KafkaHeaders = [*cloud_events.of_request(tenant, request_id), *caller.trace]
             await self.publisher.publish(requests_topic(tenant), request_id, value, headers)
         except BaseException:
             waiting.forget()
             raise
-        if caller is not None:
-            caller.request_id = request_id
+        caller.request_id = request_id
         return waiting
 
     async def cancel(self, tenant: str, request_id: str) -> None:

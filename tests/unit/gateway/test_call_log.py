@@ -20,7 +20,7 @@ from producers.gateway.edge import access_log, error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.limits.rate_buckets import Allowance
 from producers.gateway.limits.rate_limits import refusal
-from producers.gateway.pipeline.call_context import note_object, present
+from producers.gateway.pipeline.call_context import current, present
 from producers.gateway.pipeline.publisher import not_confirmed
 from producers.openai_api.errors import GatewayError, client_gone, error_of, waited_too_long
 from tests.kit.native_kit import ID, OTHER_KEY, QUESTION, Bench, decided, recorded
@@ -105,7 +105,7 @@ def test_the_outcome_of_a_reply_goes_before_that_of_its_error() -> None:
 
 
 def test_a_file_or_a_batch_is_no_request() -> None:
-    line = line_of(partial(note_object, "file-1"))
+    line = line_of(lambda: setattr(current(), "object_id", "file-1"))
     assert (line["object_id"], line["request_id"]) == ("file-1", None)
 
 

@@ -22,7 +22,7 @@ from producers.backfill.inputs import source_of
 from producers.backfill.job import Job, RowIds, RowTally, Status, Wanted
 from producers.backfill.job_store import CALL_TIMEOUT_S, JobStore, PostgresJobLog
 from producers.backfill.kafka import KafkaPublisher, KafkaReplies
-from producers.backfill.lease import LEASE_S, JobControl, JobRetries, LeaseKeeper, LeftError
+from producers.backfill.lease import LEASE_S, JobRetries, LeaseKeeper, LeftError
 from producers.backfill.outputs import FileParts
 from producers.backfill.runner import GRACE_MS, Runner, guarded
 from producers.backfill.submission import survey
@@ -166,7 +166,7 @@ def _counted_progress(job: Job, on_progress: OnProgress) -> Callable[[RowTally],
     return progressed
 
 
-def _count_rows(job: Job, job_log: PostgresJobLog, control: JobControl) -> tuple[Job, float]:
+def _count_rows(job: Job, job_log: PostgresJobLog, control: LeaseKeeper) -> tuple[Job, float]:
     """The job with its rows counted, and the estimated cost of a row.
 
     Raises LeftError, _CancelledBeforeStartError, UnavailableError, LeaseLostError, JobFailedError.

@@ -27,8 +27,13 @@ class LeftError(Exception):
     """Raised to leave the job to another runner."""
 
 
-class JobControl:
-    """Commands to the runner of a job.
+LEASE_S = 20.0
+_RENEW_S = 1.0
+_JOIN_TIMEOUT_S = 15.0
+
+
+class LeaseKeeper:
+    """Renews the lease of a job within its context, and reads the commands to its runner.
 
     Attributes:
         wanted: command of the job's owner.
@@ -36,12 +41,24 @@ class JobControl:
         max_cost_tokens: cost limit, which the owner may raise.
     """
 
-    def __init__(self, stop: StopSignal, max_cost_tokens: int | None, give_way: threading.Event | None) -> None:
+    def __init__(
+        self,
+        job_log: PostgresJobLog,
+        stop: StopSignal,
+        max_cost_tokens: int | None,
+        lease_s: float = LEASE_S,
+        give_way: threading.Event | None = None,
+    ) -> None:
+        """``job_log`` is used by the lease thread alone. ``give_way``: set to free this job's slot for another job."""
         self.wanted = Wanted.RUN
         self.lost = False
         self.max_cost_tokens = max_cost_tokens
         self._stop = stop
         self._give_way = give_way or threading.Event()
+        self._log = job_log
+        self._lease_s = lease_s
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
 
     @property
     def stopping(self) -> bool:
@@ -57,6 +74,43 @@ class JobControl:
         """Sleep; return early when the process is to end."""
         self._stop.wait(timeout_s)
 
+    def __enter__(self) -> "LeaseKeeper":
+        self._renew()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._over.set()
+        self._thread.join(_JOIN_TIMEOUT_S)
+        # Twice: an idle connection may have been closed.
+        for tries_left in (1, 0):
+            try:
+                self._log.release()
+                break
+            except UnavailableError as error:
+                if not tries_left:
+                    log.warning("lease_not_released", reason=str(error), lease_s=self._lease_s)
+        self._log.close()
+
+    def _run(self) -> None:
+        kept_at = monotonic()
+        try:
+            while not self._over.wait(min(_RENEW_S, self._lease_s / 4)):
+                try:
+                    self._renew()
+                    kept_at = monotonic()
+                except (UnavailableError, JobFailedError) as error:
+                    log.warning("lease_not_kept", reason=str(error), since_s=round(monotonic() - kept_at, 1))
+        except LeaseLostError:
+            self.lost = True
+        except Exception:
+            log.exception("lease_thread_died")
+            self.lost = True
+
+    def _renew(self) -> None:
+        wanted, self.max_cost_tokens = self._log.keep(self._lease_s)
+        self.wanted = Wanted(wanted)
+
 
 class JobRetries:
     """Retries of one job's calls, with backoff, until they succeed or the job is left.
@@ -65,7 +119,7 @@ class JobRetries:
         is_ending: the job is being ended: a pause comes too late.
     """
 
-    def __init__(self, job_id: str, job_log: PostgresJobLog, control: JobControl) -> None:
+    def __init__(self, job_id: str, job_log: PostgresJobLog, control: LeaseKeeper) -> None:
         self._job_id = job_id
         self._log = job_log
         self._control = control
@@ -106,64 +160,3 @@ class JobRetries:
             except UnavailableError:
                 return
             raise LeftError
-
-
-LEASE_S = 20.0
-_RENEW_S = 1.0
-_JOIN_TIMEOUT_S = 15.0
-
-
-class LeaseKeeper(JobControl):
-    """Renews the lease within its context, and reads the owner's commands."""
-
-    def __init__(
-        self,
-        job_log: PostgresJobLog,
-        stop: StopSignal,
-        max_cost_tokens: int | None,
-        lease_s: float = LEASE_S,
-        give_way: threading.Event | None = None,
-    ) -> None:
-        """``job_log`` is used by the lease thread alone. ``give_way``: set to free this job's slot for another job."""
-        super().__init__(stop, max_cost_tokens, give_way)
-        self._log = job_log
-        self._lease_s = lease_s
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="lease", daemon=True)
-
-    def __enter__(self) -> "LeaseKeeper":
-        self._renew()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self._over.set()
-        self._thread.join(_JOIN_TIMEOUT_S)
-        # Twice: an idle connection may have been closed.
-        for tries_left in (1, 0):
-            try:
-                self._log.release()
-                break
-            except UnavailableError as error:
-                if not tries_left:
-                    log.warning("lease_not_released", reason=str(error), lease_s=self._lease_s)
-        self._log.close()
-
-    def _run(self) -> None:
-        kept_at = monotonic()
-        try:
-            while not self._over.wait(min(_RENEW_S, self._lease_s / 4)):
-                try:
-                    self._renew()
-                    kept_at = monotonic()
-                except (UnavailableError, JobFailedError) as error:
-                    log.warning("lease_not_kept", reason=str(error), since_s=round(monotonic() - kept_at, 1))
-        except LeaseLostError:
-            self.lost = True
-        except Exception:
-            log.exception("lease_thread_died")
-            self.lost = True
-
-    def _renew(self) -> None:
-        wanted, self.max_cost_tokens = self._log.keep(self._lease_s)
-        self.wanted = Wanted(wanted)

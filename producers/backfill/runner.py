@@ -42,7 +42,7 @@ from producers.backfill.job import (
 )
 from producers.backfill.job_store import PostgresJobLog
 from producers.backfill.kafka import KafkaPublisher, KafkaReplies
-from producers.backfill.lease import JobControl, JobRetries, LeftError
+from producers.backfill.lease import JobRetries, LeaseKeeper, LeftError
 from producers.backfill.outputs import FileParts
 from producers.backfill.rows import parse_row
 
@@ -103,7 +103,7 @@ class Runner:
     publisher: KafkaPublisher
     replies: KafkaReplies
     parts: FileParts
-    control: JobControl
+    control: LeaseKeeper
     clock: ClockMs
     encode: Callable[[InferenceRequest], bytes]
     _: KW_ONLY

@@ -25,7 +25,6 @@ from producers.backfill.job import (
     Status,
     Wanted,
 )
-from producers.backfill.lease import JobControl
 from producers.backfill.runner import Runner
 
 TENANT = "acme"
@@ -121,7 +120,7 @@ class World:
 
 
 @dataclass
-class Member(JobControl):
+class Member:
     """One runner's side of the world: every seam of the loop."""
 
     world: World
@@ -145,7 +144,7 @@ class Member(JobControl):
             PublisherInMemory(self),  # type: ignore[arg-type]  # a double
             RepliesInMemory(self),  # type: ignore[arg-type]  # a double
             PartsInMemory(self),  # type: ignore[arg-type]  # a double
-            self,
+            self,  # type: ignore[arg-type]  # a double
             lambda: world.now_ms,
             CODEC.encode,
             row_cost=row_cost,

@@ -9,9 +9,10 @@ import struct
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, computed_field
+from pydantic_core import to_json
 
 from fairlane.outcomes import FinishReason
 from fairlane.records import CacheUse, InferenceReply, PassageReference
@@ -19,7 +20,7 @@ from producers.openai_api.errors import GatewayError
 
 
 class _Part(BaseModel):
-    model_config = ConfigDict(frozen=True, from_attributes=True)
+    model_config = ConfigDict(frozen=True, from_attributes=True, validate_by_name=True, validate_by_alias=True)
 
 
 class TokenDetails(_Part):
@@ -59,9 +60,9 @@ class FairlaneDetails(_Part):
     model_version: str | None
     degradations: tuple[str, ...]
     passages: tuple[PassageReference, ...]
-    retrieval: UsedRetrieval | None
-    cache: CacheUse | None
-    history: UsedHistory | None
+    retrieval: UsedRetrieval | None = Field(validation_alias="retrieval_use")
+    cache: CacheUse | None = Field(validation_alias="cache_use")
+    history: UsedHistory | None = Field(validation_alias="history_use")
     replayed: bool
 
 
@@ -117,32 +118,6 @@ class ChatCompletion(_Part):
     fairlane: FairlaneDetails
 
 
-class ChatDelta(_Part):
-    """The next piece of the answer."""
-
-    role: Literal["assistant"] | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(_Part):
-    index: int
-    delta: ChatDelta
-    finish_reason: Literal["stop", "length"] | None
-    logprobs: ChatLogprobs | None
-
-
-class ChatChunk(_Part):
-    """One event of a stream. ``usage`` is present only if requested, and null in all but the last."""
-
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: Usage | None = None
-    fairlane: FairlaneDetails | None = None
-
-
 class CompletionLogprobs(_Part):
     """One entry per token in each list; ``text_offset`` counts characters."""
 
@@ -160,10 +135,10 @@ class CompletionChoice(_Part):
 
 
 class TextCompletion(_Part):
-    """The answer to a prompt, or one event of its stream."""
+    """The answer to a prompt."""
 
     id: str
-    object: Literal["text_completion"]
+    object: Literal["text_completion"] = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
@@ -264,15 +239,26 @@ def chat_completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
             model=reply.model or asked.model,
             choices=[choice],
             usage=_usage(reply),
-            fairlane=_about(reply),
+            fairlane=FairlaneDetails.model_validate(reply),
         )
     )
 
 
 def completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
     """Response body of a completion, from an ``ok`` reply."""
-    whole = _completion(asked, reply.model, [_completion_choice(reply, text_of(reply))])
-    return _json(whole.model_copy(update={"usage": _usage(reply), "fairlane": _about(reply)}))
+    choice = CompletionChoice(
+        index=0, text=text_of(reply), finish_reason=_finish_reason(reply), logprobs=_completion_logprobs(reply)
+    )
+    return _json(
+        TextCompletion(
+            id=f"cmpl-{asked.request_id}",
+            created=asked.created_s,
+            model=reply.model or asked.model,
+            choices=[choice],
+            usage=_usage(reply),
+            fairlane=FairlaneDetails.model_validate(reply),
+        )
+    )
 
 
 def embeddings(reply: InferenceReply, asked: RequestEcho, *, as_base64: bool, dimensions: int | None) -> bytes:
@@ -294,7 +280,8 @@ def embeddings(reply: InferenceReply, asked: RequestEcho, *, as_base64: bool, di
         for index, vector in enumerate(vectors)
     ]
     usage = EmbeddingUsage(prompt_tokens=reply.usage.prompt_tokens, total_tokens=reply.usage.prompt_tokens)
-    return _json(EmbeddingList(model=reply.model or asked.model, data=data, usage=usage, fairlane=_about(reply)))
+    about = FairlaneDetails.model_validate(reply)
+    return _json(EmbeddingList(model=reply.model or asked.model, data=data, usage=usage, fairlane=about))
 
 
 def _json(body: BaseModel) -> bytes:
@@ -309,12 +296,15 @@ def text_of(reply: InferenceReply) -> str:
 class TextEvents(ABC):
     """Server-sent events of a streamed answer (WHATWG HTML, "Server-sent events")."""
 
+    _prefix: ClassVar[str]
+    _object: ClassVar[str]
+
     def __init__(self, asked: RequestEcho) -> None:
         self._asked = asked
 
-    @abstractmethod
     def first(self) -> bytes:
         """The opening event; may be empty."""
+        return b""
 
     @abstractmethod
     def text(self, text: str) -> bytes:
@@ -325,88 +315,59 @@ class TextEvents(ABC):
 
         They carry the log probabilities of all tokens: the pipeline delivers these only with the reply.
         """
-        events = self._event(self._closing(reply), fairlane=_about(reply))
+        events = self._event(self._closing(reply), fairlane=FairlaneDetails.model_validate(reply))
         if self._asked.with_usage:
             events += self._event(usage=_usage(reply))
         return events + b"data: [DONE]\n\n"
 
     @abstractmethod
-    def _chunk(self, *choices: Any) -> "ChatChunk | TextCompletion":
-        """The data of an event."""
-
-    @abstractmethod
-    def _closing(self, reply: InferenceReply) -> "ChatChunkChoice | CompletionChoice":
+    def _closing(self, reply: InferenceReply) -> dict[str, Any]:
         """The choice without text, with the finish reason."""
 
-    def _event(self, *choices: Any, **fields: Any) -> bytes:
-        if self._asked.with_usage:
-            fields = {"usage": None} | fields
-        chunk = self._chunk(*choices)
-        if fields:
-            chunk = chunk.model_copy(update=fields)
-        # OpenAI's chunks omit unset fields.
-        return f"data: {chunk.model_dump_json(exclude_unset=True)}\n\n".encode()
+    def _event(self, *choices: Mapping[str, Any], **fields: Any) -> bytes:
+        asked = self._asked
+        chunk = {
+            "id": f"{self._prefix}-{asked.request_id}",
+            "object": self._object,
+            "created": asked.created_s,
+            "model": asked.model,
+            "choices": choices,
+            # OpenAI's chunks omit unset fields. Where usage is requested, it is null in all but the last.
+            **({"usage": None} if asked.with_usage else {}),
+            **fields,
+        }
+        return b"data: " + to_json(chunk, inf_nan_mode="null") + b"\n\n"
 
 
 class ChatEvents(TextEvents):
     """Events of a chat completion; the opening one carries the role."""
 
+    _prefix, _object = "chatcmpl", "chat.completion.chunk"
+
     def first(self) -> bytes:
-        return self._event(_chat_choice(ChatDelta(role="assistant", content="")))
+        return self._event(_choice(delta={"role": "assistant", "content": ""}))
 
     def text(self, text: str) -> bytes:
-        return self._event(_chat_choice(ChatDelta(content=text)))
+        return self._event(_choice(delta={"content": text}))
 
-    def _closing(self, reply: InferenceReply) -> ChatChunkChoice:
-        return ChatChunkChoice(
-            index=0, delta=ChatDelta(), finish_reason=_finish_reason(reply), logprobs=_chat_logprobs(reply)
-        )
-
-    def _chunk(self, *choices: ChatChunkChoice) -> ChatChunk:
-        asked = self._asked
-        return ChatChunk(
-            id=f"chatcmpl-{asked.request_id}",
-            object="chat.completion.chunk",
-            created=asked.created_s,
-            model=asked.model,
-            choices=list(choices),
-        )
+    def _closing(self, reply: InferenceReply) -> dict[str, Any]:
+        return _choice(_finish_reason(reply), _chat_logprobs(reply), delta={})
 
 
 class CompletionEvents(TextEvents):
     """Events of a completion, without an opening one."""
 
-    def first(self) -> bytes:
-        return b""
+    _prefix, _object = "cmpl", "text_completion"
 
     def text(self, text: str) -> bytes:
-        return self._event(CompletionChoice(index=0, text=text, finish_reason=None, logprobs=None))
+        return self._event(_choice(text=text))
 
-    def _closing(self, reply: InferenceReply) -> CompletionChoice:
-        return _completion_choice(reply, "")
-
-    def _chunk(self, *choices: CompletionChoice) -> TextCompletion:
-        return _completion(self._asked, None, list(choices))
+    def _closing(self, reply: InferenceReply) -> dict[str, Any]:
+        return _choice(_finish_reason(reply), _completion_logprobs(reply), text="")
 
 
-def _chat_choice(delta: ChatDelta) -> ChatChunkChoice:
-    return ChatChunkChoice(index=0, delta=delta, finish_reason=None, logprobs=None)
-
-
-def _completion_choice(reply: InferenceReply, text: str) -> CompletionChoice:
-    return CompletionChoice(
-        index=0, text=text, finish_reason=_finish_reason(reply), logprobs=_completion_logprobs(reply)
-    )
-
-
-def _completion(asked: RequestEcho, model: str | None, choices: list[CompletionChoice]) -> TextCompletion:
-    return TextCompletion(
-        id=f"cmpl-{asked.request_id}",
-        object="text_completion",
-        created=asked.created_s,
-        model=model or asked.model,
-        choices=choices,
-    )
+def _choice(finish_reason: str | None = None, logprobs: BaseModel | None = None, **content: Any) -> dict[str, Any]:
+    return {"index": 0, **content, "finish_reason": finish_reason, "logprobs": logprobs}
 
 
 def _finish_reason(reply: InferenceReply) -> Literal["stop", "length"]:
@@ -420,21 +381,6 @@ def _usage(reply: InferenceReply) -> Usage:
         completion_tokens=used.completion_tokens,
         total_tokens=used.prompt_tokens + used.completion_tokens,
         prompt_tokens_details=TokenDetails(cached_tokens=used.cached_tokens),
-    )
-
-
-def _about(reply: InferenceReply) -> FairlaneDetails:
-    return FairlaneDetails.model_validate(
-        {
-            "request_id": reply.request_id,
-            "model_version": reply.model_version,
-            "degradations": reply.degradations,
-            "passages": reply.passages,
-            "retrieval": reply.retrieval_use,
-            "cache": reply.cache_use,
-            "history": reply.history_use,
-            "replayed": reply.replayed,
-        }
     )
 
 

@@ -36,11 +36,17 @@ class _OpenChunk:
     answers: dict[int, RowAnswer] = field(default_factory=dict)
     """By row, in the order of arrival."""
     held_bytes: int = 0
+    retry_at_ms: int | None = None
+    """Time of its earliest retry."""
 
     def answer(self, answer: RowAnswer) -> None:
         self.awaited.pop(answer.row, None)
         self.answers[answer.row] = answer
         self.held_bytes += answer.size_bytes
+
+    def plan_retry(self) -> None:
+        times = [one.retry_at_ms for one in self.awaited.values() if one.retry_at_ms is not None]
+        self.retry_at_ms = min(times, default=None)
 
 
 @dataclass(slots=True)
@@ -50,9 +56,6 @@ class ChunkLedger:
     tenant: str
     ids: RowIds
     _open: dict[int, _OpenChunk] = field(default_factory=dict, init=False)
-    _complete: dict[int, None] = field(default_factory=dict, init=False)
-    _retries_due: dict[int, int] = field(default_factory=dict, init=False)
-    """Time of the earliest retry, by chunk."""
 
     @property
     def chunks(self) -> int:
@@ -90,7 +93,6 @@ class ChunkLedger:
         if len(chunk.awaited) + len(chunk.answers) != plan.rows:
             raise ValueError(f"chunk {plan.number} has {plan.rows} rows, not as many as were read")
         self._open[plan.number] = chunk
-        self._note(chunk)
 
     def take(self, reply: InferenceReply, now_ms: int) -> bool:
         """Apply a reply. False if it changes nothing: it is of another job, or its row has a result."""
@@ -107,7 +109,6 @@ class ChunkLedger:
             waiting.is_refused = waiting.is_sent_once
             return True
         chunk.answer(answers.of_reply(row, waiting.row_id, waiting.url, reply, now_ms // 1000))
-        self._note(chunk)
         return True
 
     def refuse(self, number: int, row: int, bad: BadRow) -> None:
@@ -115,13 +116,13 @@ class ChunkLedger:
         chunk = self._open[number]
         if row in chunk.awaited:
             chunk.answer(answers.of_bad_row(row, bad))
-            self._note(chunk)
 
     def due(self, now_ms: int) -> Mapping[ChunkPlan, frozenset[int]]:
         """Rows to send again now, by chunk. Each is returned once."""
         due: dict[ChunkPlan, frozenset[int]] = {}
-        for number in [number for number, at_ms in self._retries_due.items() if at_ms <= now_ms]:
-            chunk = self._open[number]
+        for chunk in self._open.values():
+            if chunk.retry_at_ms is None or chunk.retry_at_ms > now_ms:
+                continue
             rows = {
                 row: one
                 for row, one in chunk.awaited.items()
@@ -131,7 +132,7 @@ class ChunkLedger:
                 one.retry_at_ms, one.is_sent_once, one.is_refused = None, False, False
             if rows:
                 due[chunk.plan] = frozenset(rows)
-            self._plan_retries(chunk)
+            chunk.plan_retry()
         return due
 
     def ask_again(self, numbers: Iterable[int], now_ms: int) -> None:
@@ -142,7 +143,7 @@ class ChunkLedger:
                 continue
             for one in chunk.awaited.values():
                 one.retry_at_ms = now_ms
-            self._retries_due[number] = now_ms
+            chunk.retry_at_ms = now_ms
 
     def awaited(self) -> list[str]:
         """Request ids of all rows without a result."""
@@ -155,14 +156,14 @@ class ChunkLedger:
 
     def give_up_refused(self, outcome: Outcome) -> None:
         """Likewise for rows that were rejected for now: none is in flight, so no reply can arrive."""
-        for number in list(self._retries_due):
-            chunk = self._open[number]
-            self._give_up(chunk, [row for row, one in chunk.awaited.items() if one.is_refused], outcome)
-            self._plan_retries(chunk)
+        for chunk in self._open.values():
+            if chunk.retry_at_ms is not None:
+                self._give_up(chunk, [row for row, one in chunk.awaited.items() if one.is_refused], outcome)
+                chunk.plan_retry()
 
     def complete(self) -> list[ChunkPlan]:
-        """Chunks with all their results, in the order in which they were completed."""
-        return [self._open[number].plan for number in self._complete]
+        """Chunks with all their results."""
+        return [chunk.plan for chunk in self._open.values() if not chunk.awaited]
 
     def answers_of(self, number: int, *, ordered: bool) -> list[RowAnswer]:
         """Results of a chunk in the order of its rows, or of their arrival."""
@@ -172,8 +173,6 @@ class ChunkLedger:
     def close(self, number: int) -> None:
         """Forget a chunk whose results are written."""
         del self._open[number]
-        self._complete.pop(number, None)
-        self._retries_due.pop(number, None)
 
     def _chunk_of(self, row: int) -> _OpenChunk | None:
         for chunk in self._open.values():
@@ -187,23 +186,9 @@ class ChunkLedger:
         pause_ms = max(after_ms, round(1000 * _BACKOFF.delay_s(waiting.tries, 0)))
         waiting.tries += 1
         waiting.retry_at_ms = now_ms + jittered_ms(pause_ms, 0.5, self.ids.id_of(row))
-        number = chunk.plan.number
-        self._retries_due[number] = min(waiting.retry_at_ms, self._retries_due.get(number, waiting.retry_at_ms))
-
-    def _plan_retries(self, chunk: _OpenChunk) -> None:
-        times = [one.retry_at_ms for one in chunk.awaited.values() if one.retry_at_ms is not None]
-        if times:
-            self._retries_due[chunk.plan.number] = min(times)
-        else:
-            self._retries_due.pop(chunk.plan.number, None)
+        chunk.retry_at_ms = min(waiting.retry_at_ms, chunk.retry_at_ms or waiting.retry_at_ms)
 
     def _give_up(self, chunk: _OpenChunk, rows: Iterable[int], outcome: Outcome) -> None:
         for row in rows:
             one = chunk.awaited[row]
             chunk.answer(answers.unfinished(row, one.row_id, one.url, self.ids.id_of(row), outcome))
-        self._note(chunk)
-
-    def _note(self, chunk: _OpenChunk) -> None:
-        if not chunk.awaited:
-            self._complete[chunk.plan.number] = None
-            self._retries_due.pop(chunk.plan.number, None)

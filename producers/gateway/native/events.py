@@ -25,7 +25,7 @@ from producers.gateway.native.deps import EventPolicy, NativeDeps, checked_id, r
 from producers.gateway.native.response_bodies import result_answer, status_answer
 from producers.gateway.openai.streams import SILENCE, Deltas, EventStream
 from producers.gateway.openapi import READING, RequestId
-from producers.gateway.pipeline.call_context import note_error
+from producers.gateway.pipeline.call_context import current, note_error
 from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.results.cache_entries import Arrival
 from producers.gateway.results.request_status import RequestState, RequestStatus
@@ -266,7 +266,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
     async def events(request: Request, request_id: RequestId, caller: Caller) -> Response:
         """`status` first and on every change, `delta` with text as it is generated, `result` at the end."""
         status = await _known(deps, caller, request_id)
-        return EventStream(_lines(deps, _Listener(request, caller.tenant, status)), dict(STREAM_HEADERS))
+        return EventStream(_lines(_permitted_events(deps, request, caller.tenant, status)), dict(STREAM_HEADERS))
 
     async def socket(websocket: WebSocket, request_id: str) -> None:
         """The same events as `{"event": …, "data": …}`, one per message."""
@@ -283,7 +283,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
         except OSError:
             # Raised if the client has left before the accept.
             return
-        await _talk(deps, _Listener(websocket, caller.tenant, status), websocket)
+        await _talk(websocket, _permitted_events(deps, websocket, caller.tenant, status))
 
     router.add_api_route(
         "/v1/requests/{request_id}/events",
@@ -313,33 +313,28 @@ async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> Request
     return status
 
 
-@dataclass(frozen=True, slots=True)
-class _Listener:
-    connection: HTTPConnection
-    tenant: str
-    status: RequestStatus
-
-
-async def _permitted_events(deps: NativeDeps, who: _Listener) -> AsyncGenerator[Event, None]:
+async def _permitted_events(
+    deps: NativeDeps, connection: HTTPConnection, tenant: str, status: RequestStatus
+) -> AsyncGenerator[Event, None]:
     """The events. Raises GatewayError: no stream slot is left, or the caller has lost its permission."""
 
     async def check() -> None:
-        identity = await (deps.identify or deps.authenticate)(who.connection)
-        if require_read(identity) != who.tenant:
+        identity = await (deps.identify or deps.authenticate)(connection)
+        if require_read(identity) != tenant:
             raise GatewayError(403, Code.FORBIDDEN, "the caller belongs to another tenant by now")
 
-    with deps.slots.taken(who.tenant):
+    with deps.slots.taken(tenant):
         async with (
-            aclosing(follow(deps, who.tenant, who.status)) as events,
+            aclosing(follow(deps, tenant, status)) as events,
             aclosing(watched(events, deps.slots.ending, check, deps.events.check_s)) as checked,
         ):
             async for event in checked:
                 yield event
 
 
-async def _lines(deps: NativeDeps, who: _Listener) -> AsyncGenerator[bytes, None]:
+async def _lines(events: AsyncGenerator[Event, None]) -> AsyncGenerator[bytes, None]:
     try:
-        async with aclosing(_permitted_events(deps, who)) as events:
+        async with aclosing(events):
             async for event in events:
                 yield _line(event)
     except GatewayError as error:
@@ -353,9 +348,9 @@ def _line(event: Event) -> bytes:
     return b"event: " + event.name.encode() + b"\ndata: " + event.data + b"\n\n"
 
 
-async def _talk(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
+async def _talk(websocket: WebSocket, events: AsyncGenerator[Event, None]) -> None:
     """Send events until they end or the client is gone."""
-    telling = asyncio.ensure_future(_tell(deps, who, websocket))
+    telling = asyncio.ensure_future(_tell(websocket, events))
     listening = asyncio.ensure_future(_listen(websocket))
     try:
         await asyncio.wait((telling, listening), return_when=asyncio.FIRST_COMPLETED)
@@ -366,13 +361,13 @@ async def _talk(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
         listening.cancel()
         ended, _ = await asyncio.gather(telling, listening, return_exceptions=True)
         if isinstance(ended, Exception):
-            log.warning("event_stream_failed", request_id=who.status.request_id, kind=type(ended).__name__)
+            log.warning("event_stream_failed", request_id=current().request_id, kind=type(ended).__name__)
 
 
-async def _tell(deps: NativeDeps, who: _Listener, websocket: WebSocket) -> None:
+async def _tell(websocket: WebSocket, events: AsyncGenerator[Event, None]) -> None:
     code = 1000
     try:
-        async with aclosing(_permitted_events(deps, who)) as events:
+        async with aclosing(events):
             async for event in events:
                 await websocket.send_text(f'{{"event":"{event.name}","data":{event.data.decode()}}}')
     except WebSocketDisconnect:

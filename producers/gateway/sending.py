@@ -68,47 +68,6 @@ class Published:
     source: PendingReply | InferenceReply
 
 
-async def publish_once(
-    deps: SendingDeps,
-    tenant: str,
-    route: str,
-    key: str | None,
-    body: bytes,
-    request: InferenceRequest,
-) -> Published:
-    """Publish a request whose id comes from ``deps.submitter``, once per idempotency key.
-
-    See ``Idempotency.begin`` for the other arguments.
-
-    Raises:
-        GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the
-            key.
-    """
-    call = await deps.idempotency.begin(tenant, route, key, body, request.request_id)
-    if call.request_id != request.request_id:
-        request = replace(request, request_id=call.request_id)
-    if call.reply is not None:
-        caller = current()
-        caller.request_id, caller.reply, caller.is_repeat = call.request_id, call.reply, True
-        return Published(call, request.request_id, request.model, call.reply)
-    try:
-        waiting = await deps.submitter.submit(tenant, request)
-    except GatewayError as error:
-        if error.code != UNCERTAIN:
-            await call.give_back()
-            raise
-        deps.on_accepted(tenant, request)
-        await call.doubt()
-        raise
-    deps.on_accepted(tenant, request)
-    try:
-        await call.confirm()
-    except BaseException:
-        waiting.forget()
-        raise
-    return Published(call, request.request_id, request.model, waiting)
-
-
 async def body_of(request: Request) -> bytes:
     """Read the body without caching it on the request. Raises GatewayError: 413, 429, 499, 503."""
     # Not a list of chunks: each may be a single byte in an object of its own.
@@ -139,15 +98,44 @@ async def publish(
     On return nothing holds the body any more, except what ``wish_of`` took from it. ``route`` is the path template;
     idempotency keys belong to it. ``make`` makes the request from body, tenant and request id.
 
-    Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``).
+    Raises GatewayError: nothing was accepted, or that is uncertain (code ``UNCERTAIN``); 400, 409 or 422 because of the
+    key.
     """
     raw = await body_of(request)
     body = parse(model, raw)
     asked = make(body, tenant, deps.submitter.new_request_id())
-    key = request.headers.get(HEADER)
-    published = await publish_once(deps, tenant, route, key, raw, asked)
+    call = await deps.idempotency.begin(tenant, route, request.headers.get(HEADER), raw, asked.request_id)
+    del raw
+    if call.request_id != asked.request_id:
+        asked = replace(asked, request_id=call.request_id)
+    source: PendingReply | InferenceReply
+    if call.reply is None:
+        source = await _submitted(deps, tenant, asked, call)
+    else:
+        caller, source = current(), call.reply
+        caller.request_id, caller.reply, caller.is_repeat = call.request_id, source, True
     release_body(request.scope)
-    return published, wish_of(body)
+    return Published(call, asked.request_id, asked.model, source), wish_of(body)
+
+
+async def _submitted(deps: SendingDeps, tenant: str, request: InferenceRequest, call: IdempotentCall) -> PendingReply:
+    """Submit a request, and note in its idempotency key what became of it. Raises GatewayError."""
+    try:
+        waiting = await deps.submitter.submit(tenant, request)
+    except GatewayError as error:
+        if error.code != UNCERTAIN:
+            await call.give_back()
+            raise
+        deps.on_accepted(tenant, request)
+        await call.doubt()
+        raise
+    deps.on_accepted(tenant, request)
+    try:
+        await call.confirm()
+    except BaseException:
+        waiting.forget()
+        raise
+    return waiting
 
 
 class ClientGoneError(Exception):

@@ -4,6 +4,8 @@ import asyncio
 from dataclasses import replace
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
 from fairlane.records import InferenceReply, InferenceRequest, RequestInput
 from producers.gateway.idempotency import Idempotency, LocalClaims
@@ -11,8 +13,9 @@ from producers.gateway.pipeline.call_context import CallContext as HttpCaller
 from producers.gateway.pipeline.call_context import present
 from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.pipeline.publisher import away, not_confirmed
-from producers.gateway.sending import Published, SendingDeps, publish_once
+from producers.gateway.sending import Published, SendingDeps, publish
 from producers.openai_api.errors import GatewayError
+from producers.openai_api.request_models import ClosedBody
 from tests.kit.openai_kit import Script, ScriptedWaiting, authenticate
 
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))
@@ -63,8 +66,20 @@ class Caller:
         self.known.append(request.request_id)
 
     async def send(self) -> Published:
-        request = replace(REQUEST, request_id=self.kafka.new_request_id())
-        return await publish_once(self._deps, "acme", "/v1/requests", "key-1", b"body", request)
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b"{}"}
+
+        request = Request({"type": "http", "headers": [(b"idempotency-key", b"key-1")]}, receive)
+        published, _ = await publish(
+            self._deps,
+            request,
+            "acme",
+            "/v1/requests",
+            ClosedBody,
+            lambda _body, _tenant, request_id: replace(REQUEST, request_id=request_id),
+            lambda _body: None,
+        )
+        return published
 
     async def refused(self, error: GatewayError) -> None:
         self.kafka.error = error

@@ -186,7 +186,7 @@ class Gateway:
         """Reject new requests and wait for accepted ones. Event streams end now: their clients can reconnect to any
         instance. Call on the event loop."""
         self._submitter.is_draining = True
-        self._native.slots.ending.set()
+        self._native.ending.set()
         self.readiness.set("serving", "draining")
 
     def end_waiting(self) -> None:

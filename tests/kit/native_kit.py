@@ -22,7 +22,7 @@ from producers.gateway.edge.body_limit import BodyLimit, body_budget
 from producers.gateway.edge.error_responses import install
 from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.identity.identity import Identity, Role, Scope
-from producers.gateway.native.deps import EventPolicy, EventSlots, NativeDeps
+from producers.gateway.native.deps import EventPolicy, NativeDeps, event_slots
 from producers.gateway.native.routes import ShortPath, router
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
@@ -173,7 +173,7 @@ class Bench:
             on_accepted=self.results.accepted,
             clock_ms=self.clock,
             results=self.results,
-            slots=EventSlots(deps.pop("most_streams", 100)),
+            slots=event_slots(deps.pop("most_streams", 100)),
             **(fields | deps),
         )
         self.app = self._app()

@@ -9,7 +9,6 @@ from fairlane_server.api_keys.api_key import Scope
 from producers.gateway.identity.identity import Authenticate, Identity, permit
 from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.pending import PendingReply
-from producers.gateway.pipeline.publisher import draining
 from producers.gateway.results.results import Results
 from producers.gateway.sending import SendingDeps
 from producers.gateway.tenant_bounds import TenantMap, TenantSlots
@@ -66,18 +65,9 @@ MOST_STREAMS = 10_000
 _RETRY_AFTER_MS = 5_000
 
 
-class EventSlots(TenantSlots):
-    """Limit on all event streams; one tenant may hold half of it. ``ending`` is set when the gateway drains."""
-
-    def __init__(self, most: int = MOST_STREAMS) -> None:
-        super().__init__(most, max(1, most // 2), _full)
-        self.ending = asyncio.Event()
-
-    def check(self, tenant: str, count: int = 1) -> None:
-        """Raises GatewayError: no slot is left for this tenant, or the gateway drains."""
-        if self.ending.is_set():
-            raise draining()
-        super().check(tenant, count)
+def event_slots(most: int = MOST_STREAMS) -> TenantSlots:
+    """Limit on all event streams; one tenant may hold half of it."""
+    return TenantSlots(most, max(1, most // 2), _full)
 
 
 def _full() -> GatewayError:
@@ -111,12 +101,13 @@ class EventPolicy:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeDeps(SendingDeps):
     """Dependencies of the routes. ``identify`` is as ``authenticate``, without counting a call; None: ``authenticate``.
-    ``kept`` are streamed texts that no client reads yet."""
+    ``kept`` are streamed texts that no client reads yet. ``ending`` is set when the gateway drains."""
 
     results: Results
     identify: Authenticate | None = None
     events: EventPolicy = field(default_factory=EventPolicy)
-    slots: EventSlots = field(default_factory=EventSlots)
+    slots: TenantSlots = field(default_factory=event_slots)
+    ending: asyncio.Event = field(default_factory=asyncio.Event)
     kept: KeptStreams = field(default_factory=KeptStreams)
 
 

@@ -27,6 +27,7 @@ from producers.gateway.openai.streams import SILENCE, Deltas, EventStream
 from producers.gateway.openapi import READING, RequestId
 from producers.gateway.pipeline.call_context import current, note_error
 from producers.gateway.pipeline.pending import PendingReply
+from producers.gateway.pipeline.publisher import draining
 from producers.gateway.results.cache_entries import Arrival
 from producers.gateway.results.request_status import RequestState, RequestStatus
 from producers.openai_api.errors import GatewayError
@@ -304,8 +305,11 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
 
 
 async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> RequestStatus:
-    """The status of the request. Raises GatewayError if the caller may not follow it or no stream slot is left."""
+    """The status of the request. Raises GatewayError if the caller may not follow it, no stream slot is left, or the
+    gateway drains."""
     tenant, wanted = require_read(caller), checked_id(request_id)
+    if deps.ending.is_set():
+        raise draining()
     deps.slots.check(tenant)
     status = await deps.results.status(tenant, wanted)
     if status is None:
@@ -326,7 +330,7 @@ async def _permitted_events(
     with deps.slots.taken(tenant):
         async with (
             aclosing(follow(deps, tenant, status)) as events,
-            aclosing(watched(events, deps.slots.ending, check, deps.events.check_s)) as checked,
+            aclosing(watched(events, deps.ending, check, deps.events.check_s)) as checked,
         ):
             async for event in checked:
                 yield event

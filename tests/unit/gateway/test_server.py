@@ -98,7 +98,7 @@ class Followed:
         return self.app.open_calls
 
     def drain(self) -> None:
-        self._bench.deps.slots.ending.set()
+        self._bench.deps.ending.set()
 
     def end_waiting(self) -> None:
         raise AssertionError("nobody waits")
@@ -259,7 +259,7 @@ def test_who_comes_to_listen_too_late_is_sent_elsewhere() -> None:
     bench.store.decide(decided(Decision.ACCEPTED, 1))
 
     async def test(http: httpx.AsyncClient) -> None:
-        bench.deps.slots.ending.set()
+        bench.deps.ending.set()
         answer = await http.get(f"/v1/requests/{ID}/events")
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
         assert "retry-after" in answer.headers

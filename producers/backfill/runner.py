@@ -89,7 +89,7 @@ class Runner:
     """Runs one job until it ends or is left. For one thread.
 
     Attributes:
-        job: as it was when the lease was taken.
+        job: with all that is planned and done so far.
         encode: encodes a request; raises ValueError for one that cannot be a record.
         row_cost: estimated cost of a row, in cost tokens.
         max_timeout_ms: longest timeout of a request.
@@ -112,12 +112,7 @@ class Runner:
     grace_ms: int = GRACE_MS
     on_progress: Callable[[RowTally], None] = lambda _done: None
     _retry: JobRetries = field(init=False)
-    _ids: RowIds = field(init=False)
     _ledger: ChunkLedger = field(init=False)
-    _done: RowTally = field(init=False)
-    _planned: int = field(init=False)
-    _next_chunk: int = field(init=False)
-    _position: InputPosition = field(init=False)
     _begun_at_ms: int = field(init=False)
     _cancelled_at_ms: int | None = field(default=None, init=False)
     _replies_end: int | None = field(default=None, init=False)
@@ -131,12 +126,7 @@ class Runner:
     def __post_init__(self) -> None:
         job = self.job
         self._retry = JobRetries(job.job_id, self.job_log, self.control)
-        self._ids = RowIds(job.job_id, job.partitions)
-        self._ledger = ChunkLedger(job.tenant, self._ids)
-        self._done = job.tally
-        self._planned = job.planned
-        self._next_chunk = job.next_chunk
-        self._position = job.next_position
+        self._ledger = ChunkLedger(job.tenant, RowIds(job.job_id, job.partitions))
         self._begun_at_ms = self.clock()
 
     def run(self) -> Status:
@@ -203,7 +193,7 @@ class Runner:
             self._finish(plan)
         if self._ledger.chunks:
             return None
-        if self._cancelled_at_ms is not None or self._planned >= self.job.total_rows:
+        if self._cancelled_at_ms is not None or self.job.planned >= self.job.total_rows:
             return self._finalize()
         if self._affordable_rows == 0 and not self._is_late:
             self._retry(lambda: self.job_log.move(Status.PAUSED, MAX_COST_REACHED))
@@ -236,7 +226,7 @@ class Runner:
             or self._ledger.held_bytes >= MOST_HELD_BYTES
         ):
             return 0
-        rows = min(spec.chunk_rows, self.job.total_rows - self._planned)
+        rows = min(spec.chunk_rows, self.job.total_rows - self.job.planned)
         affordable = None if self._is_late else self._affordable_rows
         if affordable is None or affordable >= rows:
             return rows
@@ -245,24 +235,23 @@ class Runner:
 
     @property
     def _affordable_rows(self) -> int | None:
-        done = self._done
+        done = self.job.tally
         # The average of the finished rows; before there are any, the estimate.
         row_cost = done.cost_tokens / done.rows if done.rows else self.row_cost
         return affordable_rows(self.control.max_cost_tokens, done.cost_tokens, row_cost, self._ledger.open_rows)
 
     def _open_next(self, most_rows: int) -> None:
+        job = self.job
         try:
-            contents, end = self._read(self._position, most_rows, self.job.spec.chunk_bytes)
+            contents, end = self._read(job.next_position, most_rows, job.spec.chunk_bytes)
         except _CancelledWhileReadingError:
             return
         if not contents:
-            raise JobFailedError(f"the input ends after {self._planned} rows; {self.job.total_rows} were counted")
+            raise JobFailedError(f"the input ends after {job.planned} rows; {job.total_rows} were counted")
         rows = self._parsed(contents)
-        plan = ChunkPlan(self._next_chunk, self._planned, len(rows), self._position, end, self.replies.position)
+        plan = ChunkPlan(job.next_chunk, job.planned, len(rows), job.next_position, end, self.replies.position)
         self._retry(lambda: self.job_log.plan(plan))
-        self._next_chunk += 1
-        self._planned += plan.rows
-        self._position = end
+        self.job = replace(job, planned=job.planned + plan.rows, next_chunk=job.next_chunk + 1, next_position=plan.end)
         self._ledger.open(plan, rows)
         self._send(plan, rows)
 
@@ -318,7 +307,7 @@ class Runner:
         for number, row in enumerate(rows, plan.first_row):
             if isinstance(row, BadRow) or (only is not None and number not in only):
                 continue
-            request_id = self._ids.id_of(number)
+            request_id = self._ledger.ids.id_of(number)
             request = replace(row.request, request_id=request_id, timeout_ms=timeout_ms, reply_to=JOBS_REPLIES)
             try:
                 records.append((request_id, self._encoded(request)))
@@ -389,12 +378,12 @@ class Runner:
         self._retry(lambda: self.job_log.finish(plan, part, tally))
         self._ledger.close(plan.number)
         self._has_progressed = True
-        self._done += tally
-        self.on_progress(self._done)
+        self.job = replace(self.job, tally=self.job.tally + tally)
+        self.on_progress(self.job.tally)
 
     def _finalize(self, reason: str | None = None) -> Status:
         # From durable state only: the same however long joining takes, and whichever runner does it.
-        status = Status.EXPIRED if self._done.expired else Status.COMPLETED
+        status = Status.EXPIRED if self.job.tally.expired else Status.COMPLETED
         if self.control.wanted is Wanted.CANCEL:
             status = Status.CANCELLED
         self._retry.is_ending = True

@@ -59,6 +59,7 @@ _PROBLEMS = {
 _SEARCH_TIMEOUT_S = 90.0
 _CALL_TIMEOUT_S = 5.0
 _POLL_S = 0.1
+_SEARCH_WAIT_MS = 100
 _SILENT_POLLS = 5
 """Nothing will come after so many silent polls, twice, while the end of the same partition answers."""
 
@@ -110,7 +111,8 @@ class SkippingConsumer(Consumer):
         **more: object,
     ) -> None:
         super().__init__(with_broker_check(config), **more)
-        self._search_config = config | {"enable.partition.eof": True}
+        # Answered well before a poll counts as silent.
+        self._search_config = config | {"enable.partition.eof": True, "fetch.wait.max.ms": _SEARCH_WAIT_MS}
         self._reader = reader
         self.on_unreadable = on_unreadable
         self._passed_to: dict[PartitionPlace, int] = {}

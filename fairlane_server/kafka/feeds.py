@@ -112,7 +112,8 @@ class TopicFollower(ABC):
 
     def _run(self) -> None:
         config = read_committed_consumer(self._settings, group_id(f"feed-{uuid4()}"))
-        options = {"enable.partition.eof": True, "auto.offset.reset": "earliest"}
+        # No partition is sought, paused or added, so a fetch that waits for records delays nothing.
+        options = {"enable.partition.eof": True, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 500}
         consumer = SkippingConsumer(config | options, READER)
         try:
             self._follow(consumer)

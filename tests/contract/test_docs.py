@@ -19,6 +19,7 @@ from fairlane import metrics
 from fairlane.client import RequestFields
 from fairlane.settings import Settings
 from fairlane_server.cli.app import app as fairlane_app
+from fairlane_server.processes.thread_times import ThreadTimes
 
 README = PROJECT_ROOT / "README.md"
 OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
@@ -181,6 +182,8 @@ def declared_metrics() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
             (family,) = metric.describe()
             suffix = "_total" if family.type == "counter" else ""
             yield family.name + suffix, (family.type, tuple(metric._labelnames))
+    for family in ThreadTimes().describe():
+        yield f"{family.name}_total", (family.type, tuple(family._labelnames))
 
 
 @each_document

@@ -183,7 +183,7 @@ def declared_metrics() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
             suffix = "_total" if family.type == "counter" else ""
             yield family.name + suffix, (family.type, tuple(metric._labelnames))
     for family in ThreadTimes().describe():
-        yield f"{family.name}_total", (family.type, tuple(family._labelnames))
+        yield f"{family.name}_total", (family.type, ("thread",))
 
 
 @each_document

@@ -23,6 +23,7 @@ _NAMES = (
     *(
         "cost",
         "stack-rate",
+        "recorder-rate",
         "hop-latency",
         "dispatch-rate",
         "exactly-once-cost",

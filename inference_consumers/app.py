@@ -183,7 +183,7 @@ class ConsumerApp:
             transactions=transactions,
             settler=settler,
             chunks=ChunkWriter(Producer(chunk_producer(settings)), codec),
-            patience=StallTimeouts(round(settings.engine_hang_timeout_s * 1_000)),
+            timeouts=StallTimeouts(round(settings.engine_hang_timeout_s * 1_000)),
             dead_letters=DeadLetterShare(settings.dead_letter_max_share),
             clock=now_ms,
             on_fatal=self._fail,

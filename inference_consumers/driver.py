@@ -65,7 +65,7 @@ class EngineDriver:
     transactions: TransactionLoop
     settler: ResultWriter
     chunks: ChunkWriter
-    patience: StallTimeouts
+    timeouts: StallTimeouts
     dead_letters: DeadLetterShare
     clock: ClockMs
     on_fatal: Callable[[Exception], None]
@@ -266,7 +266,7 @@ class EngineDriver:
             return None
         state = self.engines.by_key[picked.model_key]
         run = self.engines.runs.start(picked.model_key, picked.work, now_ms, alone=picked.alone)
-        state.started(now_ms, self.patience, self.meter.predicted_s(len(picked.work), picked.cost_tokens))
+        state.started(now_ms, self.timeouts, self.meter.predicted_s(len(picked.work), picked.cost_tokens))
         self._measure_busy(state, now_ms)
         return run, state
 

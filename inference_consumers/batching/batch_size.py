@@ -55,14 +55,14 @@ class _Bound:
     proved: int = 0
     """The largest value at which enough runs went well before it was raised."""
     full_runs: int = 0
-    patience: int = FULL_RUNS_BEFORE_MORE
+    full_runs_wanted: int = FULL_RUNS_BEFORE_MORE
 
     def failed(self, size: int) -> None:
         """Half of what failed, or what was proved, where that is less than what failed."""
         if self.proved >= size:
             self.proved = 0
         elif self.proved > 0:
-            self.patience = min(_MOST_RUNS_BEFORE_MORE, 2 * self.patience)
+            self.full_runs_wanted = min(_MOST_RUNS_BEFORE_MORE, 2 * self.full_runs_wanted)
         safe = max(1, size // 2, self.proved)
         self.value = safe if self.value is None else min(safe, self.value)
         self.full_runs = 0
@@ -72,7 +72,7 @@ class _Bound:
         if self.value is None or size < _FULL * self.value:
             return
         self.full_runs += 1
-        if self.full_runs < self.patience:
+        if self.full_runs < self.full_runs_wanted:
             return
         self.full_runs = 0
         self.proved = self.value

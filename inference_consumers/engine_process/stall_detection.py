@@ -43,7 +43,7 @@ class RunWatch:
     was set, must not make a running engine look hung.
     """
 
-    patience: StallTimeouts
+    timeouts: StallTimeouts
     silent_since_ms: int
     predicted_s: float | None
     told: bool = False
@@ -82,23 +82,23 @@ class RunWatch:
         self._looked_at_ms = now_ms
 
     def is_overdue(self, now_ms: int) -> bool:
-        return now_ms - self.silent_since_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED)
+        return now_ms - self.silent_since_ms > self._bound_ms(self.timeouts.overdue_ms, TIMES_PREDICTED)
 
     @property
     def is_reported(self) -> bool:
         """Whether it has been overdue for so long that the dispatchers know."""
-        return self._seen_ms > self._bound_ms(self.patience.overdue_ms, TIMES_PREDICTED) + REPORTED_AFTER_MS
+        return self._seen_ms > self._bound_ms(self.timeouts.overdue_ms, TIMES_PREDICTED) + REPORTED_AFTER_MS
 
     @property
     def is_hung(self) -> bool:
-        return self._seen_ms > self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED)
+        return self._seen_ms > self._bound_ms(self.timeouts.hung_ms, 2 * TIMES_PREDICTED)
 
     @property
     def end(self) -> EngineEnd:
         """Why the process of a hung engine is ended. The run is the cause if the silence is long enough without the
         time in which the process was stopped or not looked at, and the process computed meanwhile."""
         why = f"it made no progress for {self.seen_s:.0f} s"
-        if self._own_ms <= self._bound_ms(self.patience.hung_ms, 2 * TIMES_PREDICTED):
+        if self._own_ms <= self._bound_ms(self.timeouts.hung_ms, 2 * TIMES_PREDICTED):
             return EngineEnd(EndKind.STOPPED, f"{why}, and was stopped for a part of that")
         if self._busy_ms < _BUSY_SHARE * self._own_ms:
             return EngineEnd(EndKind.STOPPED, f"{why}, and used a processor for {self._busy_ms / 1_000:.0f} s of that")

@@ -176,9 +176,9 @@ class EngineState:
     life: int = 0
     watch: RunWatch | None = None
 
-    def started(self, now_ms: int, patience: StallTimeouts, predicted_s: float | None) -> None:
+    def started(self, now_ms: int, timeouts: StallTimeouts, predicted_s: float | None) -> None:
         if self.watch is None:
-            self.watch = RunWatch(patience, now_ms, predicted_s)
+            self.watch = RunWatch(timeouts, now_ms, predicted_s)
         else:
             self.watch.predicted_s = max(self.watch.predicted_s or 0.0, predicted_s or 0.0)
 

@@ -154,13 +154,17 @@ def test_the_other_partitions_of_a_member_go_on_where_they_are(
         "consumer": {"group.protocol": "consumer"},
     }
     member = SkippingConsumer(config | {"auto.offset.reset": "earliest"} | protocols[protocol], READER)
+    assignments: list[list[TopicPartition]] = []
     try:
-        member.subscribe([unique])
+        member.subscribe([unique], on_assign=lambda _member, partitions: assignments.append(partitions))
         values, passed = read(member, partitions=3)
     finally:
         member.close()
-    assert [(one.partition, one.first, one.end) for one in passed] == [(1, 3, 6)]
-    assert sorted(values) == sorted(value for number in range(9) if number != 4 for _, value in records(number))
+    # A group may assign its partitions once more; what was not committed is then read, and passed, again.
+    assert {(one.partition, one.first, one.end) for one in passed} == {(1, 3, 6)}
+    assert len(passed) <= len(assignments)
+    assert set(values) == {value for number in range(9) if number != 4 for _, value in records(number)}
+    assert len(values) == len(set(values)) or len(assignments) > 1
 
 
 def test_a_seek_works_where_retention_ran_past_the_reader(broker: str, unique: str, consumer: SkippingConsumer) -> None:

@@ -100,7 +100,7 @@ class DriverBench:
             transactions=loop,
             settler=ResultWriter(AnswerWriter(codec, "consumer-1")),
             chunks=chunks,
-            patience=PATIENCE,
+            timeouts=PATIENCE,
             dead_letters=DeadLetterShare(1.0),
             clock=lambda: self.now_ms,
             on_fatal=self.fatal.append,

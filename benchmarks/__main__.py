@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.peers import PeersMissingError
 from benchmarks.result import ReportError, Result, read_results, write
 from benchmarks.vllm_direct import VllmMissingError
 
@@ -24,6 +25,7 @@ _NAMES = (
         "cost",
         "stack-rate",
         "recorder-rate",
+        "peers",
         "hop-latency",
         "dispatch-rate",
         "exactly-once-cost",
@@ -77,7 +79,7 @@ def _run(name: str, console: Console, *, as_json: bool) -> Result:
     with redirect_stdout(sys.stderr):
         try:
             result = BENCHMARKS[name]()
-        except VllmMissingError as error:
+        except (VllmMissingError, PeersMissingError) as error:
             _refuse(str(error))
     if as_json:
         print(json.dumps(result.as_json()), flush=True)

@@ -1,13 +1,15 @@
 """Every benchmark in a short version: that it runs on real parts and says what it promises, not how fast they are."""
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
-from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, recovery, stack_rate
+from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, peers, recorder_rate, recovery, stack_rate
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.result import Result
 
@@ -89,3 +91,29 @@ def test_the_rates_of_the_stack_stand_beside_those_of_a_bare_chain(monkeypatch: 
         assert measured[figure] / measured[f"{figure}, bare chain"] == pytest.approx(
             measured[f"{figure}, divided by the bare chain's"]
         )
+
+
+def test_the_recorder_stands_beside_what_the_stack_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recorder_rate, "repeated", lambda measure: (measure(0),))
+    monkeypatch.setattr(recorder_rate, "REQUESTS", 2_000)
+
+    result = recorder_rate.run()
+
+    assert all(figure.value > 0 for figure in result.figures)
+
+
+def test_peers_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that need no library of their own."""
+    monkeypatch.setattr(peers, "repeated", lambda measure: (measure(0),))
+    monkeypatch.setattr(peers, "PYTHON", Path(sys.executable))
+    monkeypatch.setattr(peers, "PEERS", {name: peers.PEERS[name] for name in ("redis-streams", "fastapi")})
+    monkeypatch.setattr(peers, "REQUESTS", {"open": 100, "callers": 64, "alone": 5})
+    for name, value in (("_WARM_UP", 20), ("KILLS", 1), ("KILL_EVERY_S", 1.0)):
+        monkeypatch.setattr(peers, name, value)
+
+    result = peers.run()
+
+    measured = {figure.name: figure.value for figure in result.figures}
+    assert measured["rate divided by redis-streams's, open loop"] > 0
+    assert measured["fairlane, without an answer after 1 kills"] == 0
+    assert measured["redis-streams, without an answer after 1 kills"] == 0

@@ -298,8 +298,8 @@ def test_tenants_are_published_when_they_change(run: Run, folder: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "reason"),
     [
-        ("weight: 2", "weight: 0", 4, "tenants[1].weight: must be a finite number above 0, not 0"),
-        ("weight: 2", "weight: -3", 4, "tenants[1].weight: must be a finite number above 0, not -3"),
+        ("weight: 2", "weight: 0", 4, "tenants[1].weight: must be from 0.001 to 1000000, not 0"),
+        ("weight: 2", "weight: -3", 4, "tenants[1].weight: must be from 0.001 to 1000000, not -3"),
         (
             "weight: 2",
             "classes: [urgent]",

@@ -95,7 +95,9 @@ def test_the_rates_of_the_stack_stand_beside_those_of_a_bare_chain(monkeypatch: 
 
 def test_the_recorder_stands_beside_what_the_stack_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder_rate, "repeated", lambda measure: (measure(0),))
-    monkeypatch.setattr(recorder_rate, "REQUESTS", 2_000)
+    # Several batches of the recorder, and looks between them.
+    monkeypatch.setattr(recorder_rate, "REQUESTS", 4_000)
+    monkeypatch.setattr(recorder_rate, "_LOOK_S", 0.01)
 
     result = recorder_rate.run()
 

@@ -126,7 +126,8 @@ def test_slow_uploads_of_four_tenants_leave_room_for_a_fifth(served: Served) -> 
             beside_ms = traffic.p99_ms()
             for _ in range(5):
                 assert upload(served, "e", MEBIBYTE).startswith(b"HTTP/1.1 200")
-            assert gateway.metric("fairlane_gateway_body_bytes") == 0
+            # The others' small bodies come and go.
+            eventually(lambda: gateway.metric("fairlane_gateway_body_bytes") == 0, what="no upload in memory")
         finally:
             ended.set()
             slow.join()

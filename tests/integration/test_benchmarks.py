@@ -11,6 +11,7 @@ import pytest
 
 from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, peers, recorder_rate, recovery, stack_rate
 from benchmarks.cluster import BenchStack, cluster
+from benchmarks.peer_programs import PEERS
 from benchmarks.result import Result
 
 pytestmark = pytest.mark.full
@@ -108,7 +109,7 @@ def test_peers_do_the_same_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that need no library of their own."""
     monkeypatch.setattr(peers, "repeated", lambda measure: (measure(0),))
     monkeypatch.setattr(peers, "PYTHON", Path(sys.executable))
-    monkeypatch.setattr(peers, "PEERS", {name: peers.PEERS[name] for name in ("redis-streams", "fastapi")})
+    monkeypatch.setattr(peers, "PEERS", {name: PEERS[name] for name in ("redis-streams", "fastapi")})
     monkeypatch.setattr(peers, "REQUESTS", {"open": 100, "callers": 64, "alone": 5})
     for name, value in (("_WARM_UP", 20), ("KILLS", 1), ("KILL_EVERY_S", 1.0)):
         monkeypatch.setattr(peers, name, value)

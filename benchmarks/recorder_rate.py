@@ -16,6 +16,7 @@ from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
 from deploy.local.services import Service
 from fairlane import Client
 from fairlane.client.requests import RequestFields
+from fairlane_server.postgres.connection import ALL_TENANTS, act_for
 
 NAME = "recorder-rate"
 HOW = MEDIAN_OF_REPETITIONS
@@ -78,5 +79,7 @@ def _stored_per_s(running: BenchStack, database: "psycopg.Connection[tuple[int]]
 
 
 def _rows(database: "psycopg.Connection[tuple[int]]") -> int:
-    row = database.execute("SELECT count(*) FROM results").fetchone()
+    with database.transaction():
+        act_for(database, ALL_TENANTS)
+        row = database.execute("SELECT count(*) FROM results").fetchone()
     return 0 if row is None else row[0]

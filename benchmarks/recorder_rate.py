@@ -12,7 +12,7 @@ import psycopg
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.loads import open_loop
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
+from benchmarks.simulated_pool import MODEL, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
 from deploy.local.services import Service
 from fairlane import Client
 from fairlane.client.requests import RequestFields
@@ -23,6 +23,7 @@ HOW = MEDIAN_OF_REPETITIONS
 AIM = 2.0
 REQUESTS = 20_000
 _TENANT = "acme"
+_TENANTS = ({"tenant": _TENANT, **UNBOUNDED_TENANT},)
 _FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
 _RECORDER = Service("recorder-1", ("-m", "stream_processors.recorder"))
 _LOOK_S = 0.25
@@ -32,7 +33,11 @@ _TIMEOUT_S = 300.0
 def run() -> Result:
     """Three repetitions on one stack; one before them warms it up."""
     with (
-        cluster(INSTANT_SERVICES, parts=("kafka", "redis", "postgres"), tenants=(_TENANT,)) as running,
+        cluster(
+            UNBOUNDED_INSTANT_SERVICES,
+            parts=("kafka", "redis", "postgres"),
+            tenants=_TENANTS,
+        ) as running,
         Client(tenant=_TENANT, bootstrap_servers=running.settings.kafka_bootstrap_servers) as client,
         psycopg.connect(running.stack.endpoints.postgres_owner_dsn, autocommit=True) as database,
     ):

@@ -92,6 +92,8 @@ _NO_ENGINE_TIME = {
 }
 INSTANT_SERVICES = (dispatcher(), consumer(env=_NO_ENGINE_TIME))
 """A dispatcher and a consumer whose engine takes no time."""
+UNBOUNDED_INSTANT_SERVICES = (dispatcher(env=UNBOUNDED), consumer(env=_NO_ENGINE_TIME))
+"""The same where nothing is to be refused."""
 
 
 def fixed_batch_engine(batch_ms: float, batch_items: int) -> dict[str, str]:

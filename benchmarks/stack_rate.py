@@ -20,7 +20,7 @@ from benchmarks.cluster import cluster
 from benchmarks.load import ends_of, make_request
 from benchmarks.loads import CALLERS, Pending, Submit, from_callers, one_at_a_time, open_loop
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Bound, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
+from benchmarks.simulated_pool import MODEL, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
 from deploy.local.services import Service
 from fairlane import Client
 from fairlane.client.requests import RequestFields
@@ -33,6 +33,7 @@ HOW = MEDIAN_OF_REPETITIONS
 WARM_UP = 20_000
 ALONE, TOGETHER, OPEN = 200, 6_000, 10_000
 _TENANT = "acme"
+_TENANTS = ({"tenant": _TENANT, **UNBOUNDED_TENANT},)
 _FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
 _TOPICS = ("bare.in", "bare.middle", "bare.out")
 _POLL_S = 0.1
@@ -95,7 +96,7 @@ def run() -> Result:
         for number, (source, target) in enumerate(pairwise(_TOPICS), 1)
     ]
     with (
-        cluster([*INSTANT_SERVICES, *bare], topics=_TOPICS, tenants=(_TENANT,)) as running,
+        cluster([*UNBOUNDED_INSTANT_SERVICES, *bare], topics=_TOPICS, tenants=_TENANTS) as running,
         Client(tenant=_TENANT, bootstrap_servers=running.settings.kafka_bootstrap_servers) as client,
         BareClient(running.settings).reading() as chain,
     ):

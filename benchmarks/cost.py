@@ -14,10 +14,9 @@ from benchmarks.cluster import BenchStack, cluster
 from benchmarks.loads import CALLERS, Pending, from_callers, one_at_a_time, open_loop
 from benchmarks.processes import cpu_with_children_s
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import INSTANT_SERVICES, MODEL
+from benchmarks.simulated_pool import INSTANT_SERVICES, QUESTION
 from deploy.local.services import Service
 from fairlane import Client
-from fairlane.client.requests import RequestFields
 
 NAME = "cost"
 HOW = MEDIAN_OF_REPETITIONS
@@ -25,7 +24,6 @@ WARM_UP = 6_000
 ALONE, TOGETHER, OPEN = 200, 6_000, 8_000
 IDLE_S = 10.0
 _TENANT = "acme"
-_FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
 _SERVICES = (*INSTANT_SERVICES, Service("recorder-1", ("-m", "stream_processors.recorder")))
 _CLIENT = "client"
 _LOOKED_INTO = ("dispatcher-1", "consumer-1")
@@ -41,10 +39,10 @@ def run() -> Result:
     ):
 
         def submit() -> Pending:
-            return client.submit(**_FIELDS)
+            return client.submit(**QUESTION)
 
         def in_open_loop(requests: int) -> list[float]:
-            open_loop(client.submit_many(_FIELDS for _ in range(requests)))
+            open_loop(client.submit_many(QUESTION for _ in range(requests)))
             return []
 
         in_open_loop(WARM_UP)

@@ -12,10 +12,9 @@ import psycopg
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.loads import open_loop
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import MODEL, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import QUESTION, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
 from deploy.local.services import Service
 from fairlane import Client
-from fairlane.client.requests import RequestFields
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for
 
 NAME = "recorder-rate"
@@ -24,7 +23,6 @@ AIM = 2.0
 REQUESTS = 20_000
 _TENANT = "acme"
 _TENANTS = ({"tenant": _TENANT, **UNBOUNDED_TENANT},)
-_FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
 _RECORDER = Service("recorder-1", ("-m", "stream_processors.recorder"))
 _LOOK_S = 0.25
 _TIMEOUT_S = 300.0
@@ -45,7 +43,7 @@ def run() -> Result:
         def measure(_number: int) -> dict[str, float]:
             before = _rows(database)
             started = perf_counter()
-            open_loop(client.submit_many(_FIELDS for _ in range(REQUESTS)))
+            open_loop(client.submit_many(QUESTION for _ in range(REQUESTS)))
             answered_per_s = REQUESTS / (perf_counter() - started)
             stored_per_s = _stored_per_s(running, database, before)
             return {

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from confluent_kafka import Producer
 
 from deploy.local.services import Service
+from fairlane.client.requests import RequestFields
 from fairlane.clock import now_ms
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import CONTROL_CAPACITY
@@ -26,6 +27,8 @@ from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 POOL = "generate"
 MODEL = "smollm2-135m-instruct"
+QUESTION: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
+"""A small request."""
 _HELD_REQUESTS = 200_000
 _HELD_BYTES = 1 << 30
 

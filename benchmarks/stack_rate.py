@@ -20,10 +20,9 @@ from benchmarks.cluster import cluster
 from benchmarks.load import ends_of, make_request
 from benchmarks.loads import CALLERS, Pending, Submit, from_callers, one_at_a_time, open_loop
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Bound, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import MODEL, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
+from benchmarks.simulated_pool import QUESTION, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
 from deploy.local.services import Service
 from fairlane import Client
-from fairlane.client.requests import RequestFields
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -34,7 +33,6 @@ WARM_UP = 20_000
 ALONE, TOGETHER, OPEN = 200, 6_000, 10_000
 _TENANT = "acme"
 _TENANTS = ({"tenant": _TENANT, **UNBOUNDED_TENANT},)
-_FIELDS: RequestFields = {"model": MODEL, "prompt": "What is the capital of France?", "max_tokens": 16}
 _TOPICS = ("bare.in", "bare.middle", "bare.out")
 _POLL_S = 0.1
 
@@ -102,10 +100,10 @@ def run() -> Result:
     ):
 
         def submit() -> Pending:
-            return client.submit(**_FIELDS)
+            return client.submit(**QUESTION)
 
         def submit_many(requests: int) -> Iterable[Pending]:
-            return client.submit_many(_FIELDS for _ in range(requests))
+            return client.submit_many(QUESTION for _ in range(requests))
 
         def chained(requests: int) -> Iterable[Pending]:
             return (chain.submit() for _ in range(requests))

@@ -1,11 +1,11 @@
-"""What a ``with`` block closes at its end."""
+"""Base of classes that close themselves at the end of a ``with`` block."""
 
 from abc import ABC, abstractmethod
 from typing import Self
 
 
 class Closing(ABC):
-    """Closes itself at the end of the ``with`` block that it heads."""
+    """Context manager that calls ``close`` at the end of its block."""
 
     @abstractmethod
     def close(self) -> None: ...

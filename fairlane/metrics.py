@@ -256,7 +256,8 @@ def forget_tenants(tenants: Iterable[str]) -> None:
 
 @contextmanager
 def stage_time(stage: str) -> Iterator[None]:
-    """Add the processor time that this thread uses in the context to the stage's. For a batch, not for each record."""
+    """Add the processor time that this thread uses in the context, or in the function decorated, to the stage's. For a
+    batch, not for each record."""
     started_s = thread_time()
     try:
         yield

@@ -147,13 +147,10 @@ class Dispatcher:
             self.deliverable.clear()
             self.dispatch()
 
+    @metrics.stage_time("dispatch")
     def dispatch(self) -> None:
         """Answer cache hits; dispatch enriched requests, and requests whose turn has come, in queue order. The oldest
         of a partition that is about to be paused goes first among its own tenant's, never before other tenants'."""
-        with metrics.stage_time("dispatch"):
-            self._dispatch()
-
-    def _dispatch(self) -> None:
         now_ms = self.clock()
         self.response_cache.answer_hits()
         settlements = [self._dispatched(turn, enriched, now_ms) for turn, enriched in self.enrichment.ready()]
@@ -227,16 +224,16 @@ class Dispatcher:
             delay_s = max(1, due_at_ms - self.clock()) / 1_000
             self._payday = asyncio.get_running_loop().call_later(delay_s, self.wake.set)
 
+    @metrics.stage_time("committed")
     def on_committed(self, settled: Sequence[Settlement]) -> None:
         """Handle committed settlements: their work items are about to be read back, and the buffer may have room."""
-        with metrics.stage_time("committed"):
-            now_ms = self.clock()
-            for settlement in settled:
-                claim = settlement.claim
-                self.scheduler.in_flight.committed_own(SourceCoordinate(*claim.partition, claim.offset), now_ms)
-            self.response_cache.committed(settlement.claim for settlement in settled)
-            self.cancellation.on_committed(settled)
-            self.intake.on_room()
+        now_ms = self.clock()
+        for settlement in settled:
+            claim = settlement.claim
+            self.scheduler.in_flight.committed_own(SourceCoordinate(*claim.partition, claim.offset), now_ms)
+        self.response_cache.committed(settlement.claim for settlement in settled)
+        self.cancellation.on_committed(settled)
+        self.intake.on_room()
         self.wake.set()
 
     async def on_revoked(self) -> None:

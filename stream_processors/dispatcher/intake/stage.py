@@ -69,19 +69,19 @@ class IntakeStage:
         self.wake.set()
         await self.buffer.wait_for_room()
 
+    @metrics.stage_time("intake")
     def take(self, most: int) -> IntakeBatch:
         """Classify the next ``most`` records. Rejections and dead letters are submitted here and charged to their
         partition's budget of invalid records."""
-        with metrics.stage_time("intake"):
-            records, batch = self.buffer.take(most), IntakeBatch()
-            batch.has_backfill = any(is_backfill(claim.partition.topic) for claim, _ in records)
-            for claim, record, verdict in self._verdicts(records):
-                if isinstance(verdict, QueuedRequest):
-                    (batch.requeued if verdict.handed_back else batch.fresh).append(Candidate(verdict, record))
-                elif isinstance(verdict, CancelCommand):
-                    batch.cancels.append((verdict, record))
-                else:
-                    self._turned_away(claim, record, verdict)
+        records, batch = self.buffer.take(most), IntakeBatch()
+        batch.has_backfill = any(is_backfill(claim.partition.topic) for claim, _ in records)
+        for claim, record, verdict in self._verdicts(records):
+            if isinstance(verdict, QueuedRequest):
+                (batch.requeued if verdict.handed_back else batch.fresh).append(Candidate(verdict, record))
+            elif isinstance(verdict, CancelCommand):
+                batch.cancels.append((verdict, record))
+            else:
+                self._turned_away(claim, record, verdict)
         return batch
 
     def is_ready(self) -> bool:

@@ -90,13 +90,8 @@ class BenchStack:
         return {**os.environ, **self.stack.endpoints.service_env, **self.env}
 
     def samples(self, service: str) -> Iterator[Sample]:
-        """The present metrics of a service of the stack. Raises OSError when it does not answer."""
-        record = RunRecord.load(self.stack.data_dir.processes_file)
-        urls = {} if record is None else {one.name: one.health_url or "" for one in record.processes}
-        url = urls[service].removesuffix("/health/ready") + "/metrics"
-        with urlopen(url, timeout=_SCRAPE_TIMEOUT_S) as answer:  # noqa: S310 - our own address
-            for family in text_string_to_metric_families(answer.read().decode()):
-                yield from family.samples
+        """``samples`` of a service of this stack."""
+        return samples(self.stack, service, _SCRAPE_TIMEOUT_S)
 
     @contextmanager
     def service(self, service: Service) -> Iterator[int]:
@@ -154,6 +149,16 @@ class BenchStack:
         if done.returncode:
             raise RuntimeError(f"{module} {arguments[0]} failed: {done.stderr[-500:]}")
         return json.loads(done.stdout)
+
+
+def samples(stack: LocalStack, service: str, timeout_s: float) -> Iterator[Sample]:
+    """The present metrics of a service. Raises OSError when it does not answer in time."""
+    record = RunRecord.load(stack.data_dir.processes_file)
+    urls = {} if record is None else {one.name: one.health_url for one in record.processes}
+    url = (urls.get(service) or "").removesuffix("/health/ready") + "/metrics"
+    with urlopen(url, timeout=timeout_s) as answer:  # noqa: S310 - our own address
+        for family in text_string_to_metric_families(answer.read().decode()):
+            yield from family.samples
 
 
 @contextmanager

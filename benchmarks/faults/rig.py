@@ -9,17 +9,15 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from urllib.error import URLError
-from urllib.request import urlopen
 
 import psutil
 from confluent_kafka import ConsumerGroupState, KafkaException
 from confluent_kafka.admin import AdminClient
-from prometheus_client.parser import text_string_to_metric_families
 
-from benchmarks.cluster import wait_until, wait_while
+from benchmarks.cluster import samples, wait_until, wait_while
 from benchmarks.faults.plan import END, KILL, PAUSE, Cast, Fault, FaultTarget
 from benchmarks.load import QUIET
-from deploy.local.run_record import ProcessId, ProcessRecord, RunRecord, State, identify
+from deploy.local.run_record import ProcessId, ProcessRecord, State, identify
 from deploy.local.stack import LocalStack
 from fairlane.codec import Codec
 from fairlane.kafka_config import connection
@@ -272,14 +270,10 @@ class Rig:
 
     def _running_items(self, consumer: str) -> float:
         """Of the model under fire, by the consumer's metrics; 0 while it does not answer."""
-        record = RunRecord.load(self.stack.data_dir.processes_file)
-        urls = {} if record is None else {one.name: one.health_url for one in record.processes}
-        url = (urls.get(consumer) or "").removesuffix("/health/ready") + "/metrics"
-        with suppress(URLError, TimeoutError, ConnectionError), urlopen(url, timeout=_HTTP_TIMEOUT_S) as answer:  # noqa: S310 - our own address
+        with suppress(URLError, TimeoutError, ConnectionError):
             return sum(
                 sample.value
-                for family in text_string_to_metric_families(answer.read().decode())
-                for sample in family.samples
+                for sample in samples(self.stack, consumer, _HTTP_TIMEOUT_S)
                 if sample.name == "fairlane_running_items" and sample.labels.get("model") == self._model
             )
         return 0.0

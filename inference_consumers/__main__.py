@@ -1,7 +1,6 @@
 """``python -m inference_consumers --pool NAME``"""
 
 import os
-import signal
 import sys
 from typing import Annotated
 
@@ -10,11 +9,11 @@ import typer
 from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.models import load_models
-from fairlane_server.processes.parent import die_with_parent
+from fairlane_server.processes.launcher import Launcher, end_with_launcher
 from fairlane_server.yaml_config import ConfigError
 from inference_consumers.app import ConsumerApp, NoSuchPoolError, models_of
 from inference_consumers.engines.protocol import EngineLoadError
-from inference_consumers.launcher import GpusError, Launcher, detect_gpus, gpus_to_use, plan_workers
+from inference_consumers.gpu_workers import GpusError, detect_gpus, gpus_to_use, plan_workers
 
 
 def run(
@@ -32,14 +31,12 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, max=64, help="How many processes to run where there is no GPU")
     ] = None,
-    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Serve one pool: read its work in micro-batches, run it, answer it.
 
     Without --gpus and --workers it does so in this process, on the device that DEVICE names.
     """
-    if parent_pid is not None:
-        die_with_parent(signal.SIGTERM, parent_pid)
+    end_with_launcher()
     settings = Settings() if engine is None else Settings(engine=engine)
     logs.configure(settings, f"consumer-{pool}")
     try:
@@ -61,12 +58,8 @@ def _launch(settings: Settings, pool: str, engine: str | None, gpus: str, worker
     planned = plan_workers(devices, each, workers, None if settings.engine_threads else os.cpu_count())
     command = [sys.executable, "-m", "inference_consumers", "--pool", pool]
     command += [] if engine is None else ["--engine", engine]
-    return Launcher(
-        command,
-        planned,
-        lambda worker: worker.environment(os.environ, settings.instance_id, settings.metrics_port),
-        settings.drain_timeout_s,
-    ).run()
+    environments = [one.environment(os.environ, settings.instance_id, settings.metrics_port) for one in planned]
+    return Launcher(command, environments, settings.drain_timeout_s).run()
 
 
 if __name__ == "__main__":

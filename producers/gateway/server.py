@@ -1,6 +1,5 @@
 """Serve the gateway until SIGTERM, then until its calls are answered."""
 
-import gc
 import resource
 import socket
 import threading
@@ -13,11 +12,14 @@ import uvicorn
 
 from fairlane import logs
 from fairlane.settings import Settings
+from fairlane_server.processes.interpreter import tune_interpreter
+from fairlane_server.processes.launcher import end_with_launcher
 from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
 from producers.gateway.edge.body_limit import map_large_blocks
 from producers.gateway.edge.connections import Connections, ConnectionTimeouts
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, LimitedProtocol
+from producers.gateway.workers import inherited_listener, run_workers
 
 log = logs.get_logger(__name__)
 
@@ -29,8 +31,6 @@ _FORCED_S = 5.0
 """Bound of a forced end, which waits for nothing."""
 _MOST_WORD_BYTES = 4_096
 """Bound of an incoming WebSocket message; its content is ignored."""
-_YOUNG_OBJECTS = 20_000
-"""Allocations before a collection of the youngest generation: those of some hundred calls, mostly garbage by then."""
 _DESCRIPTORS_BESIDES = 512
 """File descriptors besides client connections: Kafka, Postgres, Redis, uploads."""
 
@@ -64,10 +64,7 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        # Objects made so far stay: scanning them, a full collection stopped every call for 100 ms every two seconds.
-        gc.collect()
-        gc.freeze()
-        gc.set_threshold(_YOUNG_OBJECTS, *gc.get_threshold()[1:])
+        tune_interpreter()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the base class's signature
         # Not recorded as the base class does: it would raise the signal again in the end, and the status would not be
@@ -106,10 +103,21 @@ class GatewayServer(uvicorn.Server):
 
 
 def main() -> int:
-    """Run a gateway in this process. Returns the exit status: 0 after a stop signal, 1 after a failure."""
-    map_large_blocks()
+    """Run a gateway: in this process, or in GATEWAY_WORKERS processes behind one port. Returns the exit status: 0 after
+    a stop signal, 1 after a failure."""
     settings = Settings()
     logs.configure(settings, "gateway")
+    if end_with_launcher() or settings.gateway_workers == 1:
+        return _serve(settings, inherited_listener())
+    try:
+        return run_workers(settings)
+    except OSError as error:
+        log.error("gateway_failed", reason=str(error))
+        return 1
+
+
+def _serve(settings: Settings, listener: socket.socket | None) -> int:
+    map_large_blocks()
     try:
         gateway = Gateway(settings)
     except ValueError as error:
@@ -139,7 +147,7 @@ def main() -> int:
     )
     server = GatewayServer(config, gateway, settings.drain_timeout_s)
     try:
-        server.run()
+        server.run(None if listener is None else [listener])
     except SystemExit:
         # Raised by uvicorn when startup fails; the reason is in the log.
         return 1

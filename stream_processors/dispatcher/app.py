@@ -2,7 +2,6 @@
 
 import asyncio
 import signal
-import sys
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import partial
 from time import monotonic
@@ -26,6 +25,7 @@ from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.processes.interpreter import tune_interpreter
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import ANSWER_TIMEOUT_S, RedisCache
@@ -54,7 +54,6 @@ _UPKEEP_S = 0.2
 _MAX_OUTSIDE_GROUP_S = 60.0
 _EXIT_MARGIN_S = 4.0
 _CANCEL_AGAIN_AFTER_S = 0.2
-_SWITCH_INTERVAL_S = 0.0005
 _REVOKE_TIMEOUT_S = 3.0
 _REDIS_TIMEOUT_S = 0.25
 
@@ -160,6 +159,7 @@ class DispatcherApp:
         tasks = [asyncio.create_task(self._embedder.load(), name="embedder")]
         await self._loop.run_in_executor(None, self._transactions.start)
         self._readiness.set("producer")
+        tune_interpreter()
         try:
             if await self._start():
                 tasks += [self._owned(name, task) for name, task in self._tasks().items()]
@@ -400,6 +400,4 @@ def main() -> int:
     """Run a dispatcher in this process."""
     settings = Settings()
     logs.configure(settings, "dispatcher")
-    # Three threads handle every request; at Python's default switch interval each hand-over may cost 5 ms.
-    sys.setswitchinterval(_SWITCH_INTERVAL_S)
     return asyncio.run(_run(settings))

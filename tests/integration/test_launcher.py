@@ -17,7 +17,7 @@ TIMEOUT_MS = 60_000
 
 
 def workers_of(launcher: psutil.Process) -> list[psutil.Process]:
-    return [child for child in launcher.children() if is_there(child) and "--parent-pid" in command_of(child)]
+    return [child for child in launcher.children() if is_there(child) and "--workers" not in command_of(child)]
 
 
 def command_of(process: psutil.Process) -> list[str]:

@@ -1,6 +1,7 @@
 """aiokafka's fetcher with bounds: bytes in memory, turns per partition, and batches that cannot be read."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from random import random
@@ -14,6 +15,7 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
 from fairlane.logs import get_logger
+from stream_processors.dispatcher.reading.fetch_session import Answer, FetchRequest, FetchSession
 from stream_processors.dispatcher.reading.fetched_partition import (
     BatchPlace,
     CommittedRecords,
@@ -44,6 +46,11 @@ IDLE_WAIT_MS: Final = 200
 # records, that must be soon. But each request costs some 20 us per partition here and as much at the broker: a wait
 # without result doubles the next one.
 LEAST_BUSY_WAIT_MS: Final = 10
+POLL_EXPECTED_WITHIN_S: Final = 0.01
+"""How long the next request waits for the poll that takes what was just fetched. That poll nearly always follows at
+once, and after it all partitions are fetched again; a request before it would be answered without them, and they would
+have to wait for its end."""
+
 BUSY_INTERVAL_S_PER_PARTITION: Final = 0.0002
 
 _REFUSED_AGAIN = Backoff(first_s=0.05, longest_s=5.0)
@@ -55,13 +62,9 @@ class RefusedPartition:
 
     until_s: float
 
-    def calculate_backoff(self) -> float:
-        """Backoff of the whole node, in seconds; aiokafka asks for it."""
-        return 0.0
-
 
 class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
-    """Replaces the parsing of fetch responses and the delivery of records; requests, positions and assignments are
+    """Replaces fetch requests, the parsing of responses and the delivery of records; positions and assignments are
     aiokafka's."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -79,89 +82,123 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         """Position inside a batch that must be fetched again, by partition."""
         self._busy_wait_ms = LEAST_BUSY_WAIT_MS
         self._next_busy_request_s = 0.0
+        self._poll_expected_until_s = 0.0
+        """Until then the next request waits for a poll of what was just fetched; 0 after that poll."""
+        self._sessions: dict[int, FetchSession] = {}
+        """By node."""
 
     @property
     def buffered_bytes(self) -> int:
         return sum(entry.size_bytes for entry in self._records.values() if isinstance(entry, FetchedPartition))
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[Any, ...]:
+        """What to do next, in the form that aiokafka's loop takes: requests by node, partitions to reset by node, the
+        longest pause in seconds, whether the metadata is outdated, and futures that end the pause."""
         now_s = self._loop.time()
         for tp, entry in tuple(self._records.items()):
             if isinstance(entry, RefusedPartition) and entry.until_s <= now_s:
                 del self._records[tp]
-        buffered_bytes = self.buffered_bytes
-        self._fetch_max_wait_ms = self._busy_wait_ms if buffered_bytes else IDLE_WAIT_MS
-        requests, resets, timeout_s, *others = super()._get_actions_per_node(assignment)
-        too_soon_s = self._next_busy_request_s - now_s if buffered_bytes else 0.0
-        if too_soon_s > 0:
-            requests, timeout_s = [], min(timeout_s, too_soon_s)
-        elif buffered_bytes >= MAX_BUFFERED_BYTES:
-            requests = []
-        for _, request in requests:
-            self._put_in_order(request)
-            asked = sum(len(partitions) for _, partitions in request.topics)
-            self._next_busy_request_s = now_s + asked * BUSY_INTERVAL_S_PER_PARTITION
-        return requests, resets, timeout_s, *others
+        wanted: defaultdict[int, dict[TopicPartition, int]] = defaultdict(dict)
+        resets: defaultdict[int, list[TopicPartition]] = defaultdict(list)
+        resumed, is_outdated = [], False
+        leader_of, records, in_flight = self._client.cluster.leader_for_partition, self._records, self._in_flight
+        for tp in assignment.tps:
+            if tp in records:
+                continue
+            node_id = leader_of(tp)
+            if node_id in in_flight:
+                continue
+            state = assignment.state_value(tp)
+            if node_id is None or node_id < 0:
+                is_outdated = True
+            elif not state.has_valid_position:
+                resets[node_id].append(tp)
+            elif state.paused:
+                resumed.append(state.resume_fut)
+            else:
+                wanted[node_id][tp] = state.position
+        buffered_bytes, timeout_s, requests = self.buffered_bytes, self._fetcher_timeout, []
+        pause_s = max(self._poll_expected_until_s, self._next_busy_request_s if buffered_bytes else 0.0) - now_s
+        if pause_s > 0:
+            timeout_s = min(timeout_s, pause_s)
+        elif buffered_bytes < MAX_BUFFERED_BYTES:
+            # Offsets first: a partition that is reset is fetched from the new offset.
+            requests = [
+                (node_id, self._request(node_id, offsets, now_s, is_busy=buffered_bytes > 0))
+                for node_id, offsets in wanted.items()
+                if node_id not in resets
+            ]
+        return requests, resets, timeout_s, is_outdated, resumed
 
-    def _put_in_order(self, request: Any) -> None:
-        """Longest-waiting partitions first: only for the first partition does a broker send a batch above the limit,
-        and the others share MAX_FETCH_BYTES in this order."""
-        for topic, partitions in request.topics:
-            partitions.sort(key=lambda one: self._served_at_s.get(TopicPartition(topic, one[0]), 0.0))
-        request.topics.sort(key=lambda one: self._served_at_s.get(TopicPartition(one[0], one[1][0][0]), 0.0))
+    def _request(
+        self, node_id: int, offsets: Mapping[TopicPartition, int], now_s: float, *, is_busy: bool
+    ) -> FetchRequest:
+        """The next request to this broker.
+
+        Longest-waiting partitions first: only for the first one does a broker send a batch above the limit, and the
+        others share MAX_FETCH_BYTES in this order. Within a session the broker keeps the order, and moves a partition
+        to the end whenever it sends data of it.
+        """
+        session = self._sessions.get(node_id)
+        if session is None:
+            session = self._sessions[node_id] = FetchSession()
+        change = session.next_request(offsets)
+        in_order = sorted(change.changed, key=lambda tp: self._served_at_s.get(tp, 0.0))
+        change = change._replace(changed={tp: offsets[tp] for tp in in_order})
+        self._next_busy_request_s = now_s + len(offsets) * BUSY_INTERVAL_S_PER_PARTITION
+        wait_ms = self._busy_wait_ms if is_busy else IDLE_WAIT_MS
+        return FetchRequest(
+            change, wait_ms, self._fetch_max_bytes, self._max_partition_fetch_bytes, self._isolation_level
+        )
 
     async def _proc_fetch_request(self, assignment: Any, node_id: int, request: Any) -> bool:
         """Send one request and keep the fetched data. Returns whether there are records to pass on."""
+        session = self._sessions[node_id]
         try:
             response = await self._client.send(node_id, request)
         except errors.KafkaError as error:
+            session.end()
             log.warning("fetch_failed", node=node_id, error=type(error).__name__)
             await asyncio.sleep(self._retry_backoff)
             return False
         except asyncio.CancelledError:
+            session.end()
             return False  # closed, or the assignment changed: aiokafka awaits this task
+        if response.error_code:
+            # Usually the broker gave the session's place to another reader.
+            session.end()
+            log.info("fetch_session_ended", node=node_id, error=errors.for_code(response.error_code).__name__)
+            await asyncio.sleep(self._retry_backoff)
+            return False
+        session.answered(response.session_id)
         if not assignment.active:
             return False
-        asked = {
-            TopicPartition(topic, partition): offset
-            for topic, partitions in request.topics
-            for partition, offset, _ in partitions
-        }
-        found = [
-            self._keep(assignment, TopicPartition(topic, partition), asked, error_code, highwater, rest)
-            for topic, partitions in response.topics
-            for partition, error_code, highwater, *rest in partitions
-        ]
-        self._busy_wait_ms = LEAST_BUSY_WAIT_MS if any(found) else min(2 * self._busy_wait_ms, IDLE_WAIT_MS)
-        return any(found)
+        found = [self._keep(assignment, answer, session.asked) for answer in response.answers]
+        if not any(found):
+            self._busy_wait_ms = min(2 * self._busy_wait_ms, IDLE_WAIT_MS)
+            return False
+        self._busy_wait_ms = LEAST_BUSY_WAIT_MS
+        self._poll_expected_until_s = self._loop.time() + POLL_EXPECTED_WITHIN_S
+        return True
 
-    def _keep(
-        self,
-        assignment: Any,
-        tp: TopicPartition,
-        asked: Mapping[TopicPartition, int],
-        error_code: int,
-        highwater: int,
-        rest: list[Any],
-    ) -> bool:
+    def _keep(self, assignment: Any, answer: Answer, asked: Mapping[TopicPartition, int]) -> bool:
+        tp = answer.tp
         state = assignment.state_value(tp)
         offset = asked[tp]
         if not state.has_valid_position or state.position != offset:
             return False  # the position was changed meanwhile
-        error = errors.for_code(error_code)
+        error = errors.for_code(answer.error_code)
         if error is not errors.NoError:
             return self._keep_error(tp, state, offset, error)
         self._refusals.pop(tp, None)
-        # By version, 4 to 11: last stable offset, (log start,) aborted transactions, (preferred replica,) records.
-        preferred = 1 if len(rest) > 4 else 0
-        # Faust logs partitions not fetched for long.
-        state.highwater, state.lso, state.timestamp = highwater, rest[0], now_ms()
-        aborted, fetched = rest[-2 - preferred], rest[-1]
-        if not fetched:
+        # Faust logs partitions that were never fetched.
+        state.highwater, state.lso, state.timestamp = answer.high_watermark, answer.last_stable_offset, now_ms()
+        if not answer.records:
             return False
         self._served_at_s[tp] = self._loop.time()
-        log_end = max(highwater, rest[0])
-        records = CommittedRecords(tp, fetched, aborted or (), offset, log_end, self._places.pop(tp, None))
+        log_end = max(answer.high_watermark, answer.last_stable_offset)
+        place = self._places.pop(tp, None)
+        records = CommittedRecords(tp, answer.records, answer.aborted, offset, log_end, place)
         self._records[tp] = FetchedPartition(tp, assignment, records)
         return True
 
@@ -250,6 +287,9 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             if left_records <= 0 or left_bytes <= 0:
                 break
         self._release_excess()
+        if self._poll_expected_until_s:
+            self._poll_expected_until_s = 0.0
+            self._notify(self._wait_consume_future)
         return drained
 
     def _set_aside(self, tp: TopicPartition, entry: Any) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from aiokafka import errors
-from aiokafka.consumer.fetcher import Fetcher, FetchError
+from aiokafka.consumer.fetcher import FetchError
 from aiokafka.structs import TopicPartition
 
 from benchmarks.record_batches import batch, gzip_of_zeros
@@ -18,13 +18,17 @@ from stream_processors.dispatcher.reading.bounded_fetcher import (
     BUSY_INTERVAL_S_PER_PARTITION,
     IDLE_WAIT_MS,
     LEAST_BUSY_WAIT_MS,
+    MAX_BUFFERED_BYTES,
     MAX_SLOW_TURN_RECORDS,
     MAX_TURN_RECORDS,
+    POLL_EXPECTED_WITHIN_S,
     BoundedFetcher,
 )
+from stream_processors.dispatcher.reading.fetch_session import Answer, FetchRequest, FetchResponse
 from stream_processors.dispatcher.reading.fetched_partition import CommittedRecords, FetchedPartition
 
 MIB = 1024 * 1024
+NODE = 1
 
 
 class World:
@@ -34,7 +38,7 @@ class World:
         self.fetcher: Any = BoundedFetcher.__new__(BoundedFetcher)
         self.states: dict[TopicPartition, Any] = {}
         self.entries: list[FetchedPartition] = []
-        self.assignment = SimpleNamespace(active=True, state_value=self.states.__getitem__)
+        self.assignment = SimpleNamespace(active=True, state_value=self.states.__getitem__, tps=self.states.keys())
         self.fetcher._records = OrderedDict()
         self.fetcher._subscriptions = SimpleNamespace(is_assigned=self.states.__contains__)
         self.fetcher._wait_consume_future = None
@@ -43,7 +47,15 @@ class World:
         self.fetcher._busy_wait_ms, self.fetcher._next_busy_request_s = LEAST_BUSY_WAIT_MS, 0.0
         self.now_s = 100.0
         self.fetcher._loop = SimpleNamespace(time=lambda: self.now_s)
-        self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None)
+        self.leaders: dict[TopicPartition, int | None] = {}
+        cluster = SimpleNamespace(leader_for_partition=lambda tp: self.leaders.get(tp, NODE))
+        self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None, cluster=cluster, send=self.send)
+        self.fetcher._sessions, self.fetcher._in_flight = {}, set()
+        self.fetcher._poll_expected_until_s = 0.0
+        self.fetcher._fetcher_timeout, self.fetcher._retry_backoff = 0.2, 0.0
+        self.fetcher._fetch_max_bytes = self.fetcher._max_partition_fetch_bytes = MIB
+        self.fetcher._isolation_level = 1
+        self.answer: FetchResponse | BaseException = FetchResponse(0, 1, [])
         self.fetcher.held = self.fetcher.slow = frozenset()
 
     def assign(self, tenant: str, position: int = 0) -> TopicPartition:
@@ -60,10 +72,21 @@ class World:
         self.entries.append(entry)
         return entry
 
-    def asked(self, _: Any) -> tuple[Any, ...]:
-        """Instead of aiokafka's."""
-        wanted = [(tp.topic, [(tp.partition, 0, 1)]) for tp in self.states if tp not in self.fetcher._records]
-        return [(1, SimpleNamespace(topics=wanted))], {}, 0.2, False, []
+    async def send(self, node_id: int, request: FetchRequest) -> FetchResponse:
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        return self.answer
+
+    def requests(self) -> list[FetchRequest]:
+        """The next requests."""
+        return [request for _, request in self.fetcher._get_actions_per_node(self.assignment)[0]]
+
+    def ask(self, answer: FetchResponse | BaseException) -> bool:
+        """Send the next request, which gets this answer."""
+        self.answer = answer
+        ((node_id, request),) = self.fetcher._get_actions_per_node(self.assignment)[0]
+        self.wait_ms = request.max_wait_ms
+        return asyncio.run(self.fetcher._proc_fetch_request(self.assignment, node_id, request))
 
     @property
     def taken(self) -> list[FetchedPartition]:
@@ -71,9 +94,10 @@ class World:
         return [entry for entry in self.entries if entry.turn_bytes]
 
     def wanted(self) -> list[TopicPartition]:
-        """What is asked for next, in its order."""
-        ((_, request),) = self.fetcher._get_actions_per_node(self.assignment)[0]
-        return [TopicPartition(topic, partition) for topic, asked in request.topics for partition, _, _ in asked]
+        """What is asked for next, in its order, in a session of its own."""
+        self.fetcher._sessions.clear()
+        (request,) = self.requests()
+        return list(request.change.changed)
 
     def drain(self, most: int = 2_000) -> dict[str, int]:
         """How many records of each tenant a poll brings."""
@@ -85,6 +109,10 @@ class World:
 
 def small(count: int) -> bytes:
     return batch([b"x"] * count)
+
+
+def answer(tp: TopicPartition, records: bytes, error_code: int = 0) -> Answer:
+    return Answer(tp, error_code, high_watermark=12, last_stable_offset=10, aborted=[], records=records)
 
 
 def test_a_poll_takes_turns_and_who_had_one_goes_to_the_back() -> None:
@@ -138,22 +166,20 @@ def test_what_a_poll_inflates_is_bounded_however_little_of_it_is_handed_on() -> 
     assert turns.index("neighbour") <= 12
 
 
-def test_who_waits_longest_is_first_in_the_next_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_longest_is_first_in_the_next_request() -> None:
     """The first alone gets a batch that is larger than what is asked for."""
     world = World()
     tps = [world.assign(tenant) for tenant in "abc"]
-    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
     for tp in (tps[1], tps[0]):
-        assert world.fetcher._keep(world.assignment, tp, {tp: 0}, 0, 12, [10, [], small(2)])
+        assert world.fetcher._keep(world.assignment, answer(tp, small(2)), {tp: 0})
         world.now_s += 1
     world.drain()
     assert world.wanted() == [tps[2], tps[1], tps[0]]
 
 
-def test_while_something_waits_to_be_handed_on_requests_leave_time_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_while_something_waits_to_be_handed_on_requests_leave_time_for_that() -> None:
     world = World()
     busy, *others = [world.assign(f"tenant-{number}") for number in range(101)]
-    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
     world.fetched(busy, small(10))
     interval_s = len(others) * BUSY_INTERVAL_S_PER_PARTITION
     assert world.wanted() == others
@@ -169,34 +195,24 @@ def test_while_something_waits_to_be_handed_on_requests_leave_time_for_that(monk
     assert world.wanted() == others
 
 
-def test_a_wait_that_brings_nothing_doubles_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wait_that_brings_nothing_doubles_the_next_one() -> None:
     world = World()
     busy, idle = world.assign("busy"), world.assign("idle")
-    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
-    answer = SimpleNamespace(topics=[])
-
-    async def send(_node: int, _request: Any) -> Any:
-        return answer
-
-    world.fetcher._client.send = send
     waits_ms = []
 
-    def ask() -> None:
+    def ask(*answers: Answer) -> None:
         world.now_s += 1.0
-        ((node, request),) = world.fetcher._get_actions_per_node(world.assignment)[0]
-        waits_ms.append(world.fetcher._fetch_max_wait_ms)
-        asyncio.run(world.fetcher._proc_fetch_request(world.assignment, node, request))
+        world.ask(FetchResponse(0, 1, answers))
+        waits_ms.append(world.wait_ms)
 
     world.fetched(busy, small(10))
     for _ in range(6):
         ask()
     assert waits_ms == [10, 20, 40, 80, 160, IDLE_WAIT_MS]
-    answer.topics = [(idle.topic, [(idle.partition, 0, 3, 3, [], small(3))])]
-    ask()
+    ask(answer(idle, small(3)))
     assert world.fetcher._records[idle].has_more()
     waits_ms.clear()
     del world.fetcher._records[idle]
-    answer.topics = []
     ask()
     ask()
     assert waits_ms == [10, 20]
@@ -210,7 +226,7 @@ def test_what_is_read_of_a_batch_is_not_looked_for_again_when_it_is_fetched_agai
     world.drain(100)
     world.fetcher._records[tp].release()
     assert world.drain() == {}
-    assert world.fetcher._keep(world.assignment, tp, {tp: 100}, 0, 300, [300, [], data])
+    assert world.fetcher._keep(world.assignment, answer(tp, data), {tp: 100})
     records = world.fetcher._records[tp]._partition_records
     assert records._resume.records.number == 100
     assert world.drain() == {"a": MAX_TURN_RECORDS}
@@ -265,31 +281,21 @@ def test_an_error_is_raised_when_there_is_nothing_before_it() -> None:
     assert bad not in world.fetcher._records
 
 
-@pytest.mark.parametrize(
-    "rest",
-    [
-        pytest.param([10, [(7, 0)], small(2)], id="version 4"),
-        pytest.param([10, 0, [(7, 0)], small(2)], id="version 5"),
-        pytest.param([10, 0, [(7, 0)], -1, small(2)], id="version 11"),
-    ],
-)
-def test_answers_of_every_version_are_read(rest: list[Any]) -> None:
+def test_an_answer_moves_high_watermark_and_last_stable_offset() -> None:
     world = World()
     tp = world.assign("a")
-    assert world.fetcher._keep(world.assignment, tp, {tp: 0}, 0, 12, rest)
-    entry = world.fetcher._records[tp]
-    assert entry._partition_records._aborted == [(7, 0)]
+    told = Answer(tp, 0, high_watermark=12, last_stable_offset=10, aborted=[(7, 0)], records=small(2))
+    assert world.fetcher._keep(world.assignment, told, {tp: 0})
+    assert world.fetcher._records[tp]._partition_records._aborted == [(7, 0)]
     assert (world.states[tp].highwater, world.states[tp].lso) == (12, 10)
     assert now_ms() - world.states[tp].timestamp < 60_000
     assert world.drain() == {"a": 2}
 
 
-def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely() -> None:
     """And nobody else waits for it."""
     world = World()
     bad, good = world.assign("bad"), world.assign("good")
-
-    monkeypatch.setattr(Fetcher, "_get_actions_per_node", world.asked)
     times_s: list[float] = []
     for _ in range(200):
         wanted = world.wanted()
@@ -297,7 +303,7 @@ def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(mon
         if bad in wanted:
             times_s.append(world.now_s)
             unknown = errors.UnknownError.errno
-            assert not world.fetcher._keep(world.assignment, bad, {bad: 0}, unknown, -1, [-1, [], -1, None])
+            assert not world.fetcher._keep(world.assignment, answer(bad, b"", unknown), {bad: 0})
         assert world.drain() == {}
         world.now_s += 0.2
     pauses_s = [later - earlier for earlier, later in pairwise(times_s)]
@@ -306,7 +312,7 @@ def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(mon
     assert 10 < len(times_s) < 30
     world.now_s += 10
     assert bad in world.wanted()
-    assert world.fetcher._keep(world.assignment, bad, {bad: 0}, 0, 12, [10, [], small(2)])
+    assert world.fetcher._keep(world.assignment, answer(bad, small(2)), {bad: 0})
     assert world.fetcher._refusals == {}
     assert world.drain() == {"bad": 2}
 
@@ -314,5 +320,86 @@ def test_a_partition_that_the_broker_refuses_is_asked_again_ever_more_rarely(mon
 def test_an_answer_to_a_position_that_was_left_is_dropped() -> None:
     world = World()
     tp = world.assign("a", position=5)
-    assert not world.fetcher._keep(world.assignment, tp, {tp: 0}, 0, 12, [10, [], small(2)])
+    assert not world.fetcher._keep(world.assignment, answer(tp, small(2)), {tp: 0})
     assert tp not in world.fetcher._records
+
+
+def test_a_request_says_only_what_changed_since_the_one_before() -> None:
+    world = World()
+    a, b, c = (world.assign(tenant, position=5) for tenant in "abc")
+    assert not world.ask(FetchResponse(0, 77, []))
+    assert world.ask(FetchResponse(0, 77, [answer(a, batch([b"x"] * 3, base_offset=5))]))
+    world.drain()
+    world.states[b].paused, world.states[b].resume_fut = True, None
+    (request,) = world.requests()
+    assert request.change == (77, 2, {a: 8}, [b])
+    assert request.change.changed.get(c) is None
+
+
+def test_the_next_request_waits_for_the_poll_that_takes_what_was_fetched() -> None:
+    """Before it, the request would leave out the partitions with records, and they would wait for its end."""
+    world = World()
+    tp, _ = world.assign("a"), world.assign("b")
+    assert world.ask(FetchResponse(0, 77, [answer(tp, small(2))]))
+    requests, _, timeout_s, *_ = world.fetcher._get_actions_per_node(world.assignment)
+    assert requests == []
+    assert timeout_s == pytest.approx(POLL_EXPECTED_WITHIN_S)
+    assert world.drain() == {"a": 2}
+    (request,) = world.requests()
+    assert request.change.changed == {tp: 2}
+    assert request.max_wait_ms == IDLE_WAIT_MS
+
+
+def test_partitions_without_a_poll_do_not_stop_the_others_for_long() -> None:
+    world = World()
+    tp, _ = world.assign("a"), world.assign("b")
+    assert world.ask(FetchResponse(0, 77, [answer(tp, small(2))]))
+    world.now_s += 2 * POLL_EXPECTED_WITHIN_S
+    (request,) = world.requests()
+    assert request.change.forgotten == [tp]
+    assert request.max_wait_ms == LEAST_BUSY_WAIT_MS
+
+
+@pytest.mark.parametrize(
+    "problem",
+    [
+        pytest.param(FetchResponse(70, 0, []), id="the broker forgot the session"),
+        pytest.param(errors.RequestTimedOutError(), id="no answer"),
+        pytest.param(asyncio.CancelledError(), id="cancelled"),
+    ],
+)
+def test_after_a_failure_everything_is_asked_for_again(problem: FetchResponse | BaseException) -> None:
+    world = World()
+    tps = [world.assign(tenant) for tenant in "abc"]
+    assert not world.ask(FetchResponse(0, 77, []))
+    assert world.requests()[0].change.changed == {}
+    assert not world.ask(problem)
+    (request,) = world.requests()
+    assert request.change.epoch == 0
+    assert set(request.change.changed) == set(tps)
+
+
+def test_nothing_is_asked_for_beyond_the_bound_of_what_is_buffered(monkeypatch: pytest.MonkeyPatch) -> None:
+    world = World()
+    world.assign("a")
+    entry = world.fetched(world.assign("b"), small(10))
+    monkeypatch.setattr(bounded_fetcher, "MAX_BUFFERED_BYTES", entry.size_bytes)
+    assert world.requests() == []
+    monkeypatch.setattr(bounded_fetcher, "MAX_BUFFERED_BYTES", MAX_BUFFERED_BYTES)
+    assert len(world.requests()) == 1
+
+
+def test_partitions_without_leader_ask_for_metadata_and_those_without_position_for_one() -> None:
+    world = World()
+    lost, reset, running = (world.assign(tenant) for tenant in ("lost", "reset", "running"))
+    world.leaders[lost] = None
+    world.states[reset].has_valid_position = False
+    world.leaders[reset] = 2
+    requests, resets, _, is_outdated, _ = world.fetcher._get_actions_per_node(world.assignment)
+    assert is_outdated
+    assert resets == {2: [reset]}
+    assert [(node, list(request.change.changed)) for node, request in requests] == [(NODE, [running])]
+    world.fetcher._in_flight = {NODE, 2}
+    world.fetcher._sessions.clear()
+    requests, resets, *_ = world.fetcher._get_actions_per_node(world.assignment)
+    assert (requests, resets) == ([], {})

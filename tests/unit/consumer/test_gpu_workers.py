@@ -1,12 +1,8 @@
-"""Which processes a launcher starts, and on which devices."""
-
-import signal
-import subprocess
-import sys
+"""Which processes are planned, and on which devices."""
 
 import pytest
 
-from inference_consumers.launcher import GpusError, Worker, gpus_to_use, plan_workers
+from inference_consumers.gpu_workers import GpusError, Worker, gpus_to_use, plan_workers
 
 
 def none_asked() -> int:
@@ -66,30 +62,3 @@ def test_a_worker_without_gpus_sees_none_and_has_its_part_of_the_cores() -> None
     made = Worker(1, threads=2).environment({"CUDA_VISIBLE_DEVICES": "0,1"}, "host", 0)
     assert (made["CUDA_VISIBLE_DEVICES"], made["ENGINE_THREADS"]) == ("", "2")
     assert "ENGINE_THREADS" not in Worker(1).environment({}, "host", 0)
-
-
-_LAUNCH = """
-import os, sys
-from inference_consumers.launcher import Launcher, plan_workers
-worker = [sys.executable, "-c", sys.argv[1]]
-sys.exit(Launcher(worker, plan_workers((), 1, 1), lambda _worker: dict(os.environ), 5.0).run())
-"""
-_SAY_AND_WAIT = "print('here', flush=True); import time; time.sleep(60)"
-
-
-@pytest.mark.parametrize(
-    ("worker", "status"),
-    [
-        (_SAY_AND_WAIT, 0),
-        (f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(0)); {_SAY_AND_WAIT}", 0),
-        (f"import signal, sys; signal.signal(signal.SIGTERM, lambda *_: sys.exit(3)); {_SAY_AND_WAIT}", 1),
-    ],
-    ids=["just started", "drained", "failed to drain"],
-)
-def test_a_worker_that_had_nothing_to_drain_yet_ended_well(worker: str, status: int) -> None:
-    with subprocess.Popen([sys.executable, "-c", _LAUNCH, worker], stdout=subprocess.PIPE) as launcher:
-        assert launcher.stdout is not None
-        # The launcher's own log stands there as well.
-        assert b"here\n" in launcher.stdout
-        launcher.send_signal(signal.SIGTERM)
-        assert launcher.wait(60) == status

@@ -8,7 +8,12 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.errors import Unavailable
-from fairlane.kafka_config import ClientConfig, idempotent_producer, read_committed_consumer
+from fairlane.kafka_config import (
+    IDLE_FETCH_WAIT_MS,
+    ClientConfig,
+    idempotent_producer,
+    read_committed_consumer,
+)
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
 
@@ -58,7 +63,7 @@ class KafkaConnector:
 
     def reader(self, group_id: str) -> SkippingConsumer:
         """A consumer that joins no group."""
-        return self._consumer(group_id, "client_replies", {})
+        return self._consumer(group_id, "client_replies", {"fetch.wait.max.ms": IDLE_FETCH_WAIT_MS})
 
     def chunk_reader(self, group_id: str) -> SkippingConsumer:
         """A consumer of chunks, which are written outside transactions."""

@@ -17,7 +17,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.codec import Codec, DecodeError
-from fairlane.kafka_config import read_committed_consumer
+from fairlane.kafka_config import IDLE_FETCH_WAIT_MS, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import group_id
 from fairlane.schema_registry import RegistryError
@@ -113,7 +113,11 @@ class TopicFollower(ABC):
     def _run(self) -> None:
         config = read_committed_consumer(self._settings, group_id(f"feed-{uuid4()}"))
         # No partition is sought, paused or added, so a fetch that waits for records delays nothing.
-        options = {"enable.partition.eof": True, "auto.offset.reset": "earliest", "fetch.wait.max.ms": 500}
+        options = {
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": IDLE_FETCH_WAIT_MS,
+        }
         consumer = SkippingConsumer(config | options, READER)
         try:
             self._follow(consumer)

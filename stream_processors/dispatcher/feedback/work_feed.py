@@ -20,7 +20,7 @@ from confluent_kafka.admin import AdminClient
 from fairlane import metrics, names
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
-from fairlane.kafka_config import ClientConfig, connection, read_committed_consumer
+from fairlane.kafka_config import IDLE_FETCH_WAIT_MS, ClientConfig, connection, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Priority
 from fairlane.ownership import PartitionId
@@ -281,4 +281,5 @@ def _config(settings: Settings) -> ClientConfig:
     return read_committed_consumer(settings, names.group_id(f"work-feed-{uuid4()}")) | {
         "client.id": settings.instance_id,
         "enable.partition.eof": True,
+        "fetch.wait.max.ms": IDLE_FETCH_WAIT_MS,
     }

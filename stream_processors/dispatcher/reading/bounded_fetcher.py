@@ -46,12 +46,18 @@ IDLE_WAIT_MS: Final = 200
 # records, that must be soon. But each request costs some 20 us per partition here and as much at the broker: a wait
 # without result doubles the next one.
 LEAST_BUSY_WAIT_MS: Final = 10
+BUSY_INTERVAL_S_PER_PARTITION: Final = 0.0002
+
 POLL_EXPECTED_WITHIN_S: Final = 0.01
 """How long the next request waits for the poll that takes what was just fetched. That poll nearly always follows at
 once, and after it all partitions are fetched again; a request before it would be answered without them, and they would
 have to wait for its end."""
 
-BUSY_INTERVAL_S_PER_PARTITION: Final = 0.0002
+PAUSE_S_PER_RECORD: Final = 0.003
+MAX_PAUSE_S: Final = 0.025
+"""Pause from one response to the next request: for each of its records beyond the first, and at most. All that arrives
+in this time is decided and committed together, and what a decision and two transactions cost at all is as much as 15
+requests cost. A request that arrives alone causes no pause."""
 
 _REFUSED_AGAIN = Backoff(first_s=0.05, longest_s=5.0)
 
@@ -84,6 +90,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         self._next_busy_request_s = 0.0
         self._poll_expected_until_s = 0.0
         """Until then the next request waits for a poll of what was just fetched; 0 after that poll."""
+        self._paused_until_s = 0.0
         self._sessions: dict[int, FetchSession] = {}
         """By node."""
 
@@ -118,7 +125,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             else:
                 wanted[node_id][tp] = state.position
         buffered_bytes, timeout_s, requests = self.buffered_bytes, self._fetcher_timeout, []
-        pause_s = max(self._poll_expected_until_s, self._next_busy_request_s if buffered_bytes else 0.0) - now_s
+        next_request_s = self._next_busy_request_s if buffered_bytes else self._paused_until_s
+        pause_s = max(self._poll_expected_until_s, next_request_s) - now_s
         if pause_s > 0:
             timeout_s = min(timeout_s, pause_s)
         elif buffered_bytes < MAX_BUFFERED_BYTES:
@@ -288,6 +296,9 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
                 break
         self._release_excess()
         if self._poll_expected_until_s:
+            fetched_at_s = self._poll_expected_until_s - POLL_EXPECTED_WITHIN_S
+            records = sum(map(len, drained.values()))
+            self._paused_until_s = fetched_at_s + min(MAX_PAUSE_S, (records - 1) * PAUSE_S_PER_RECORD)
             self._poll_expected_until_s = 0.0
             self._notify(self._wait_consume_future)
         return drained

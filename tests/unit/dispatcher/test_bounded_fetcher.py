@@ -19,8 +19,10 @@ from stream_processors.dispatcher.reading.bounded_fetcher import (
     IDLE_WAIT_MS,
     LEAST_BUSY_WAIT_MS,
     MAX_BUFFERED_BYTES,
+    MAX_PAUSE_S,
     MAX_SLOW_TURN_RECORDS,
     MAX_TURN_RECORDS,
+    PAUSE_S_PER_RECORD,
     POLL_EXPECTED_WITHIN_S,
     BoundedFetcher,
 )
@@ -51,7 +53,7 @@ class World:
         cluster = SimpleNamespace(leader_for_partition=lambda tp: self.leaders.get(tp, NODE))
         self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None, cluster=cluster, send=self.send)
         self.fetcher._sessions, self.fetcher._in_flight = {}, set()
-        self.fetcher._poll_expected_until_s = 0.0
+        self.fetcher._poll_expected_until_s = self.fetcher._paused_until_s = 0.0
         self.fetcher._fetcher_timeout, self.fetcher._retry_backoff = 0.2, 0.0
         self.fetcher._fetch_max_bytes = self.fetcher._max_partition_fetch_bytes = MIB
         self.fetcher._isolation_level = 1
@@ -330,6 +332,7 @@ def test_a_request_says_only_what_changed_since_the_one_before() -> None:
     assert not world.ask(FetchResponse(0, 77, []))
     assert world.ask(FetchResponse(0, 77, [answer(a, batch([b"x"] * 3, base_offset=5))]))
     world.drain()
+    world.now_s += MAX_PAUSE_S
     world.states[b].paused, world.states[b].resume_fut = True, None
     (request,) = world.requests()
     assert request.change == (77, 2, {a: 8}, [b])
@@ -345,9 +348,27 @@ def test_the_next_request_waits_for_the_poll_that_takes_what_was_fetched() -> No
     assert requests == []
     assert timeout_s == pytest.approx(POLL_EXPECTED_WITHIN_S)
     assert world.drain() == {"a": 2}
+    world.now_s += PAUSE_S_PER_RECORD
     (request,) = world.requests()
     assert request.change.changed == {tp: 2}
     assert request.max_wait_ms == IDLE_WAIT_MS
+
+
+@pytest.mark.parametrize(("records", "pause_s"), [(1, 0.0), (2, PAUSE_S_PER_RECORD), (100, MAX_PAUSE_S)])
+def test_more_records_at_once_make_the_next_request_wait_for_more_of_them(records: int, pause_s: float) -> None:
+    """A lone request never waits."""
+    world = World()
+    tp = world.assign("a")
+    assert world.ask(FetchResponse(0, 77, [answer(tp, small(records))]))
+    assert world.drain() == {"a": records}
+    requests, _, timeout_s, *_ = world.fetcher._get_actions_per_node(world.assignment)
+    if not pause_s:
+        assert len(requests) == 1
+        return
+    assert requests == []
+    assert timeout_s == pytest.approx(pause_s)
+    world.now_s += 1.01 * pause_s
+    assert len(world.requests()) == 1
 
 
 def test_partitions_without_a_poll_do_not_stop_the_others_for_long() -> None:

@@ -8,8 +8,9 @@ import base64
 import re
 from bisect import bisect_left, insort
 from collections.abc import Iterable
-from dataclasses import dataclass
 from enum import Enum
+
+from fairlane.frozen import frozen_dataclass
 
 MAX_SPAN = 20_000
 """Offsets from the first undone to the newest delivered; beyond it the partition is paused."""
@@ -31,7 +32,7 @@ class MetadataError(ValueError):
     """The metadata of a committed offset has none of our formats."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class CommitPoint:
     """The commit of a partition: every delivered offset below ``offset`` is done, and so is ``offset + i`` for every
     set bit ``i`` of ``done_beyond``. ``topic_id`` is "" when unknown."""

@@ -7,6 +7,7 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from fairlane import metrics
+from fairlane.frozen import frozen_dataclass
 from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
 
 _POINT_BYTES = 128
@@ -22,7 +23,7 @@ class PartitionId(NamedTuple):
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Membership:
     """Identity of this member at the group coordinator.
 
@@ -59,7 +60,7 @@ class _Owned:
     """The commit points to no record of this log. It is replaced at once, before the log grows past it."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class CommitPlan:
     """What one transaction may commit: claims that are still owned, and the resulting offsets."""
 

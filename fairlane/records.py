@@ -5,13 +5,15 @@ milliseconds since the epoch by the broker's clock (``*_at_ms``), durations are 
 and priorities are strings: an older reader must be able to read a symbol that was added later.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from fairlane.frozen import frozen_dataclass
 
 MOST_INPUT_ITEMS = 4_096
 """Most texts, documents or messages of one request, whatever a deployment allows; no engine takes more."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Message:
     """One turn of a chat; ``role`` is system, user or assistant."""
 
@@ -19,7 +21,7 @@ class Message:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class RequestInput:
     """Input of the model. The task decides which fields must be set.
 
@@ -35,7 +37,7 @@ class RequestInput:
     image: bytes | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Parameters:
     """Sampling parameters; ``temperature`` 0 is greedy decoding. ``logprobs`` is the number of alternatives to report
     at each position, 0 to 20; None reports no log probabilities."""
@@ -49,7 +51,7 @@ class Parameters:
     logprobs: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Retrieval:
     """Collection to search for context, number of passages to add, and extent of the search: ``mode`` is hybrid, vector
     (no full text) or cached (earlier results only)."""
@@ -59,7 +61,7 @@ class Retrieval:
     mode: str = "hybrid"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class InferenceRequest:
     """A request as a tenant publishes it. The topic determines the tenant; ``tenant`` may only agree with it.
 
@@ -87,7 +89,7 @@ class InferenceRequest:
     conversation_after: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class CancelRequest:
     """A tenant cancels one of its requests, on the topic of the request. The topic determines the tenant; ``tenant``
     may only agree with it."""
@@ -96,7 +98,7 @@ class CancelRequest:
     tenant: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class SourceCoordinate:
     """Position of a record in the log."""
 
@@ -105,7 +107,7 @@ class SourceCoordinate:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Passage:
     """A retrieved passage with its ranking score."""
 
@@ -114,7 +116,7 @@ class Passage:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class RetrievalUse:
     """How a request's passages were found. ``mode`` is the actual extent of the search, ``none`` when it found nothing;
     ``reason`` says why it was less than requested, None when it was not."""
@@ -126,7 +128,7 @@ class RetrievalUse:
     took_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class HistoryUse:
     """Part of its conversation that a request was given: number of messages, and why messages are missing; None when it
     got all."""
@@ -136,7 +138,7 @@ class HistoryUse:
     took_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class WorkItem:
     """An admitted request on its way to one pool.
 
@@ -170,7 +172,7 @@ class WorkItem:
     cache_answer: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class LabelScore:
     """A class label and its probability."""
 
@@ -178,7 +180,7 @@ class LabelScore:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class TopLogprob:
     """A candidate token at a position, and its natural log probability there."""
 
@@ -186,7 +188,7 @@ class TopLogprob:
     logprob: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class TokenLogprob:
     """A token of the answer, its natural log probability, and the likeliest tokens at its position, likeliest first."""
 
@@ -195,7 +197,7 @@ class TokenLogprob:
     top: tuple[TopLogprob, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Output:
     """Output of the model: text for generate, one vector per text for embed, one score per document for rank (in the
     order given), labels by falling probability for classify. ``logprobs`` has one entry per token of the text, in
@@ -208,7 +210,7 @@ class Output:
     logprobs: tuple[TokenLogprob, ...] | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class TokenUsage:
     """Tokens as counted by the model's own tokenizer."""
 
@@ -217,7 +219,7 @@ class TokenUsage:
     cached_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Timings:
     """When a request passed each stage, milliseconds since the epoch; None for a stage it did not reach."""
 
@@ -229,7 +231,7 @@ class Timings:
     engine_finished_at_ms: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class PassageReference:
     """A passage that was used, without its text."""
 
@@ -237,7 +239,7 @@ class PassageReference:
     score: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class CacheUse:
     """The earlier answer that a request was given: that of ``request_id``, a request of the same tenant, answered at
     ``answered_at_ms``. ``similarity`` is the cosine of the two questions, 1 for equal ones."""
@@ -248,7 +250,7 @@ class CacheUse:
     similarity: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ConversationTurn:
     """What a request added to its conversation; with the reply's output it is the context of the next turn."""
 
@@ -256,7 +258,7 @@ class ConversationTurn:
     messages: tuple[Message, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class InferenceReply:
     """The final reply to one request.
 
@@ -293,7 +295,7 @@ class InferenceReply:
     turn: ConversationTurn | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ReplyChunk:
     """Streamed text. A new (generation, attempt) restarts the text; the final reply is authoritative."""
 
@@ -306,7 +308,7 @@ class ReplyChunk:
     last: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class UsageEvent:
     """Cost of one work item. Emitted once for every outcome of dispatched work; ``work`` is its coordinate.
 
@@ -332,7 +334,7 @@ class UsageEvent:
     cached: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class AuditEvent:
     """One decision about one request, with the inputs that led to it. Never contains prompt text."""
 
@@ -347,7 +349,7 @@ class AuditEvent:
     inputs: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class CapacityReport:
     """Heartbeat of one inference consumer.
 
@@ -373,7 +375,7 @@ class CapacityReport:
     partitions: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ClassLoad:
     """Backlog of one class at one dispatcher. ``backlogged_weight`` sums the weights of the tenants with waiting
     requests."""
@@ -384,7 +386,7 @@ class ClassLoad:
     waiting_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class PoolLoad:
     """One pool as one dispatcher sees it: the window of the whole pool, this dispatcher's share of it (0 to 1), and its
     own work in flight. ``served_tokens`` is the cost of its work for all tenants since the dispatcher's start; 0 from
@@ -398,7 +400,7 @@ class PoolLoad:
     served_tokens: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ShedCount:
     """Number of requests refused with a code."""
 
@@ -406,7 +408,7 @@ class ShedCount:
     requests: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class TenantLoad:
     """One tenant in one pool at one dispatcher. ``in_flight_tokens`` is what this dispatcher dispatched.
     ``served_tokens`` and ``shed`` count from the dispatcher's start, or from its first request of the tenant after an
@@ -424,7 +426,7 @@ class TenantLoad:
     shed: tuple[ShedCount, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class DispatchReport:
     """Heartbeat of one dispatcher. ``tenants`` holds the busiest tenants, and is empty in most reports."""
 
@@ -436,7 +438,7 @@ class DispatchReport:
     tenants: tuple[TenantLoad, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Cancellation:
     """A dispatcher tells the consumers that a request which it dispatched is cancelled. ``requested_at_ms`` is when the
     broker received the tenant's cancellation."""
@@ -447,7 +449,7 @@ class Cancellation:
     requested_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class TenantGroup:
     """A group of a tenant that shares the tenant's weight, or that of its ``parent`` group."""
 
@@ -456,7 +458,7 @@ class TenantGroup:
     parent: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class TenantSpec:
     """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
     ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
@@ -481,7 +483,7 @@ class TenantSpec:
     cache: str = "none"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ModelVersion:
     """A model served by a pool and by the dedicated pools of single tenants. ``smaller_model`` may answer in its place
     when it is too busy.

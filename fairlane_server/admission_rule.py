@@ -4,11 +4,11 @@ The dispatcher applies it to its own queue before it admits a request; the gatew
 dispatchers, to reject at once what they would reject.
 """
 
-from dataclasses import dataclass
 from enum import StrEnum
 from math import inf, isfinite
 
 from fairlane.backoff import jittered_ms
+from fairlane.frozen import frozen_dataclass
 
 CAPACITY_TTL_MS = 3_000
 """How long a consumer's heartbeat counts, from when it was received. It sends one every 250 ms."""
@@ -44,7 +44,7 @@ class CapacityState(StrEnum):
     """Some did, and all of them drained or fell silent."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class BatchCapacity:
     """The largest micro-batch of one consumer: number of items, and their cost tokens together."""
 
@@ -52,7 +52,7 @@ class BatchCapacity:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class PoolCapacity:
     """A pool at one moment. Rates are in cost tokens per second; 0 is unknown.
 
@@ -84,7 +84,7 @@ class PoolCapacity:
         return sum(limits.tokens for limits in self.batches)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class WorkAhead:
     """Work ahead of a request in its pool, in cost tokens.
 
@@ -102,7 +102,7 @@ class WorkAhead:
     own_share: float = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Prediction:
     """Predicted waiting and service time of a request: the terms of ``predict``."""
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
+from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
@@ -47,7 +48,7 @@ class TooManyDeadLettersError(Exception):
     """So much of the work ends among the dead letters that the engine or the topic must be at fault."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Settled:
     """An item and what became of it, to be answered."""
 

@@ -18,13 +18,14 @@ from fairlane.clock import ClockMs
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import AnsweredElsewhere, Backpressure, FairlaneError, PublishFailed
+from fairlane.frozen import frozen_dataclass
 from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS
 from fairlane.names import requests_topic
 from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, SourceCoordinate
 from fairlane.trace_context import TraceHeaders, current_trace
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class EncodedRequest:
     """A request that was checked and encoded, with the headers of its record, ``trace`` among them."""
 

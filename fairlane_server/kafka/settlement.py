@@ -1,9 +1,9 @@
 """Input of the transaction loop: source records and the output records that follow from them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from fairlane import cloud_events
+from fairlane.frozen import frozen_dataclass
 from fairlane.ownership import Claim
 from fairlane.records import InferenceReply
 from fairlane.trace_context import TraceHeaders
@@ -11,7 +11,7 @@ from fairlane.trace_context import TraceHeaders
 __all__ = ["OutputRecord", "Settlement"]
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class OutputRecord:
     """A record to write in a transaction. Without ``partition``, its key decides."""
 
@@ -22,7 +22,7 @@ class OutputRecord:
     partition: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Settlement:
     """One source record and its output records: all are committed, or none."""
 

@@ -1,7 +1,6 @@
 """A work item in memory: its origin, and its history in this process."""
 
-from dataclasses import dataclass
-
+from fairlane.frozen import frozen_dataclass
 from fairlane.ownership import Claim
 from fairlane.records import WorkItem
 from fairlane.trace_context import TraceHeaders
@@ -10,7 +9,7 @@ ModelKey = tuple[str, str]
 """Model name and version."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ReceivedWork:
     """A work item with the record it came from, and its history: engine runs so far, those that failed for a transient
     reason, those that ended with the engine's process, and of these the ones that only this item can have caused.

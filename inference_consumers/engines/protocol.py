@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import msgspec
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Code
 from fairlane.records import Message, ModelVersion, Output, Parameters, Passage, RequestInput, TokenUsage
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class EngineLimits:
     """Bounds on one run. Tokens are the model's own."""
 
@@ -66,7 +66,7 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
         return EngineLoadError(f"{self.model.model}: {reason}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class EngineItem:
     """One item of a batch; ``task`` is one of the engine's tasks. ``item_id`` is unique among running items.
 
@@ -116,7 +116,7 @@ class CancelledItem(msgspec.Struct, frozen=True, tag=True):
 ItemOutcome = Success | Failure | CancelledItem
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class RunCost:
     """Tokens that a run computed, in the model's tokens: those of the items, and those with padding."""
 
@@ -185,7 +185,7 @@ class ContinuousEngine(Engine, Protocol):
         """The engine's own metrics, in the text format of Prometheus."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Problem:
     """Why a run ended before all its items did. ``error`` is the type of the exception: its text may quote a prompt."""
 

@@ -4,12 +4,12 @@ The final reply is authoritative; a chunk that is lost costs its reader a pause,
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from fairlane import metrics, names
 from fairlane.codec import Codec
+from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from fairlane.records import ReplyChunk
 from inference_consumers.batching.received_work import ReceivedWork
@@ -19,7 +19,7 @@ log = get_logger(__name__)
 _FLUSH_TIMEOUT_S = 1.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class StreamedText:
     """A piece of an item's answer; ``number`` counts the pieces of one run of it, from 0. The last one is empty."""
 

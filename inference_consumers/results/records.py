@@ -1,11 +1,12 @@
 """Records of a result: replies, usage, dead letters. Pure: outcomes in, records out."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fairlane import names
 from fairlane.backoff import jittered_ms
 from fairlane.codec import Codec
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
+from fairlane.frozen import frozen_dataclass
 from fairlane.kafka_config import MAX_MESSAGE_BYTES
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.ownership import Claim
@@ -48,7 +49,7 @@ class UnreadableWorkError(DeadLetterError):
     """A record on a priority topic that is no work item."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class EngineRun:
     """The run an outcome came from; times in milliseconds since the epoch."""
 
@@ -58,7 +59,7 @@ class EngineRun:
     finished_at_ms: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Answered:
     """Records to commit for an item, and its reply. ``turn_left_out``: the conversation turn was omitted because the
     reply would have been too large."""
@@ -68,7 +69,7 @@ class Answered:
     turn_left_out: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class AnswerWriter:
     """Turns outcomes into settlements; ``consumer_id`` signs them, and dead letters with the consumer ``group``."""
 

@@ -1,8 +1,7 @@
 """Values of the pipeline: a record as read, a valid request with the decisions made so far, a cancel."""
 
-from dataclasses import dataclass
-
 from fairlane.codec import DecodeError
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import CacheMode
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
@@ -18,7 +17,7 @@ from fairlane.trace_context import TraceHeaders
 from stream_processors.dispatcher.reading.record_batches import memory_bytes
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ReceivedRecord:
     """A record as read from a request, backfill or requeue topic."""
 
@@ -52,7 +51,7 @@ class ReceivedRecord:
         return SourceCoordinate(self.partition.topic, self.partition.partition, self.offset)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest:
     """A valid request, before and after admission.
 
@@ -118,7 +117,7 @@ class QueuedRequest:
         return self.model.model
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@frozen_dataclass(frozen=True, slots=True, eq=False)
 class Candidate:
     """A valid request that awaits admission. Its record is kept for the dead letter, should our own code fail on it."""
 
@@ -130,7 +129,7 @@ class Candidate:
         return self.queued.claim
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class CancelCommand:
     """A valid cancel. ``claim`` is of the cancel's own record, ``tenant`` that of its topic, ``requested_at_ms`` its
     broker timestamp."""

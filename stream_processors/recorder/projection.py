@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.frozen import frozen_dataclass
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, is_replies
 from fairlane.outcomes import Outcome
 from fairlane.records import (
@@ -40,7 +41,7 @@ MAX_TEXT_CHARACTERS = 262_144
 _UNKNOWN_SOURCE = SourceCoordinate("", -1, -1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class LogRecord:
     """One record of the log; ``timestamp_ms`` is the record's own, since the epoch."""
 
@@ -52,7 +53,7 @@ class LogRecord:
     value: bytes | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Skipped:
     """A record that says nothing that could be stored, and why."""
 

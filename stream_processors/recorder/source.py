@@ -7,7 +7,6 @@ never waits for it: a callback only notes what changed, and ``fetch`` starts a p
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import (
@@ -21,6 +20,7 @@ from confluent_kafka import (
 
 from fairlane import names
 from fairlane.committed import TopicIds
+from fairlane.frozen import frozen_dataclass
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.settings import Settings
@@ -44,7 +44,7 @@ class LogUnavailableError(Exception):
     """The broker did not answer about a partition: try again later."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class End:
     """Nothing more can be delivered before this offset for now."""
 
@@ -52,7 +52,7 @@ class End:
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class OutOfRange:
     """The offset asked for is not in the log."""
 

@@ -5,6 +5,7 @@ from collections import OrderedDict
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Degradation, RetrievalMode, Task
 from fairlane.records import InferenceRequest, Message, ModelVersion, Passage
 from fairlane_server.conversations.turns import newest_half
@@ -40,7 +41,7 @@ _SYSTEM = "system"
 _ASSISTANT = "assistant"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class LadderPolicy:
     """Thresholds of the levels.
 
@@ -171,7 +172,7 @@ class Ladder:
         return len(self._rungs)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Degraded:
     """A degraded request, its model, and the steps taken."""
 
@@ -224,7 +225,7 @@ def degrade(
     return Degraded(request, model, tuple(steps))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Reduced:
     """A requeued request with its passages and history, and the steps taken for the retry, repeated ones included."""
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.token_bucket import LONGEST_WAIT_MS, BucketLevels, full_in_ms, refilled, wait_ms
 
@@ -26,7 +27,7 @@ class Quota(StrEnum):
     TOKENS_PER_DAY = "tokens_per_day"
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Charge:
     """One request of ``tenant``, of ``tokens`` cost tokens, against the quotas of ``spec``.
 
@@ -41,7 +42,7 @@ class Charge:
     until_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Exceeded:
     """The exceeded quota, and when the same charge would be granted without other charges, at most ``LONGEST_WAIT_MS``.
 
@@ -52,7 +53,7 @@ class Exceeded:
     retry_after_ms: int | None
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Bucket:
     """One quota of a tenant, or a share of it.
 

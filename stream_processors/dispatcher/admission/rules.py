@@ -32,9 +32,9 @@ part of it decides when its partitions pause. Since records fetched by then stil
 while the bound is full.
 """
 
-from dataclasses import dataclass
 from math import floor, inf
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Code
 from fairlane_server.admission_rule import (
     AFTERWARDS_FREE,
@@ -48,7 +48,7 @@ from fairlane_server.admission_rule import (
 from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class SharedBound:
     """One resource as one tenant sees it, in the resource's unit: requests or bytes."""
 
@@ -111,7 +111,7 @@ BACKFILL_RESUMES_AT = 0.5
 """Fraction of that at which it resumes."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class AdmissionPolicy:
     """Policy set by the operator.
 
@@ -142,7 +142,7 @@ class AdmissionPolicy:
             raise ValueError(f"jitter must be from 0 to 1, not {self.jitter}")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Bounds:
     """The backlog of this dispatcher over all pools and classes, and the tenant's limits: of online requests or of
     backfill, whichever is judged. Only ``total_waiting_tokens`` counts both: they drain together.
@@ -163,7 +163,7 @@ class Bounds:
     total_waiting_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Shed:
     """The request is rejected: ``overloaded`` or ``deadline_unmeetable``."""
 

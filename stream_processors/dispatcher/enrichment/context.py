@@ -1,8 +1,9 @@
 """Context of a request: the passages and history that fit into its prompt, and the search query. Pure."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Code, Degradation, HistoryReason, RetrievalMode, RetrievalReason, Task
 from fairlane.record_bounds import MAX_VALUE_BYTES
 from fairlane.records import HistoryUse, InferenceRequest, Message, ModelVersion, Passage, RetrievalUse
@@ -95,7 +96,7 @@ _LEAST_TOKENS_OF_A_PART = 16
 """A shorter part of a message is useless."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class BoundedHistory:
     """Messages, oldest first, their tokens at most, and whether older ones were left out."""
 
@@ -219,7 +220,7 @@ _ITEM_BYTES = 4_096
 """Size of a work item without its texts, at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Retrieved:
     """Passages, best first, and how they were retrieved."""
 
@@ -231,7 +232,7 @@ def nothing(name: str, reason: RetrievalReason, version: int | None = None) -> R
     return Retrieved((), RetrievalUse(name, NO_MODE, reason, version))
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ReadHistory:
     """The newest turns of a conversation, and the reason if they are incomplete."""
 
@@ -240,7 +241,7 @@ class ReadHistory:
     took_ms: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Context:
     """Passages and history found for a request; None: not looked up."""
 

@@ -8,6 +8,7 @@ from confluent_kafka import TIMESTAMP_LOG_APPEND_TIME
 
 from fairlane import headers, metrics, names
 from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
+from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from fairlane.names import is_name, pool_of_priority
 from fairlane.offsets import CommitPoint
@@ -26,7 +27,7 @@ _LEAST_RATE = 0.001
 """Least positive rate, since rates are divisors."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class WorkSeen:
     """A work item was read back from a priority topic."""
 
@@ -34,7 +35,7 @@ class WorkSeen:
     dispatched: Dispatched
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class PoolCommitted:
     """Committed offset of a pool's group in one partition of a priority topic. ``in`` tells whether an offset at or
     beyond it is in the done set."""
@@ -48,7 +49,7 @@ class PoolCommitted:
         return distance >= 0 and bool(self.point.done_beyond >> distance & 1)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class PartitionsKnown:
     """The partition count of a priority topic."""
 
@@ -56,7 +57,7 @@ class PartitionsKnown:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class PartitionRecreated:
     """The log of a partition was replaced by a new one: old offsets are void."""
 
@@ -64,7 +65,7 @@ class PartitionRecreated:
     partition: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class AgedCapacityReport:
     """A consumer's capacity report and its age when passed on: seconds or more if it was written before this process
     started, or if the feed lags."""

@@ -3,8 +3,9 @@
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
 from fairlane.record_bounds import MAX_METADATA_BYTES, MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_HEADERS, MAX_STOP_STRINGS
@@ -36,7 +37,7 @@ _CACHE_MODES = frozenset(CacheMode)
 _INPUT_FIELDS = ("messages", "prompt", "texts", "query", "documents", "image")
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class RequestLimits:
     """Bounds on every request, from the settings."""
 
@@ -46,7 +47,7 @@ class RequestLimits:
     max_output_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Rejection:
     """Reason of a rejection, for the tenant: code, field at fault, message."""
 
@@ -55,7 +56,7 @@ class Rejection:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class ValidRequest:
     """Result for a valid request: its model, reply topic, timeout, and input size by ``charged_bytes``."""
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from fairlane.backoff import jittered_ms
 from fairlane.clock import ClockMs
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Code, Decision
 from fairlane.ownership import Claim
 from fairlane_server.admission_rule import LEAST_RETRY_MS
@@ -19,7 +20,7 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Admission:
     """An admitted request, the inputs of that decision, and the audit records of its degradation."""
 

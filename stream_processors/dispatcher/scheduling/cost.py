@@ -3,6 +3,7 @@
 from collections import OrderedDict
 from dataclasses import dataclass
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest, ModelVersion, UsageEvent
 from fairlane_server.admission_rule import cost_tokens
@@ -12,7 +13,7 @@ _EXPECTED_OUTPUT_TOKENS = 256
 _MIN_RATIO, _MAX_RATIO = 1 / 256, 16.0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Cost:
     """An estimate, in tokens.
 

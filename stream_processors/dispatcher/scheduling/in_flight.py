@@ -20,6 +20,7 @@ from collections.abc import Container, Iterable
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.names import pool_of_priority
 from fairlane.records import SourceCoordinate, UsageEvent
 
@@ -142,7 +143,7 @@ class WorkId(NamedTuple):
     offset: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Reserved:
     """An own dispatch. ``partition`` is that of the priority topic."""
 
@@ -157,7 +158,7 @@ class Reserved:
     input_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Dispatched:
     """Headers of a work item: the source of its request, tenant, dispatcher and cost."""
 
@@ -167,7 +168,7 @@ class Dispatched:
     cost_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class SettledWork:
     """Work that is done. ``own`` is its reservation, if made here; ``usage`` its actual cost."""
 

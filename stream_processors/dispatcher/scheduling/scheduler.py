@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.names import priority_topic
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
@@ -32,7 +33,7 @@ _MEAN_COST_GAIN = 0.02
 ItemT = TypeVar("ItemT", bound=Schedulable)
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class View:
     """The inputs of a dispatch: work in flight on partitions that a live consumer owns, the pool's window, and this
     dispatcher's share of it."""
@@ -44,7 +45,7 @@ class View:
     share: float
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Turn(Generic[ItemT]):
     """A request whose turn has come. A late one cannot be answered in time and must not run. ``partition`` is that of
     the priority topic, ANY_PARTITION while they are unknown."""
@@ -55,7 +56,7 @@ class Turn(Generic[ItemT]):
     view: View
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class SchedulerPolicy:
     """Policy of a scheduler.
 

@@ -13,9 +13,9 @@ are served by w.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import inf
 
+from fairlane.frozen import frozen_dataclass
 from fairlane.records import DispatchReport
 from fairlane_server.admission_rule import BatchCapacity, CapacityState, PoolCapacity
 from stream_processors.dispatcher.scheduling.in_flight import Held
@@ -27,7 +27,7 @@ BATCHES_PER_CONSUMER = 2
 """One runs and one is ready: a consumer never waits for the dispatcher between two batches."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class Amount:
     """An amount of work: cost tokens and requests."""
 
@@ -85,7 +85,7 @@ REPORT_TTL_MS = 800
 """A dispatcher counts for this long after its last report, from receipt by our own clock."""
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class FleetShare:
     """This dispatcher's part of one pool.
 
@@ -115,7 +115,7 @@ class FleetShare:
         return self.fleet_class_weights[priority_class] / sharing * weight / backlogged
 
 
-@dataclass(frozen=True, slots=True)
+@frozen_dataclass(frozen=True, slots=True)
 class _Heard:
     at_ms: int
     reported_at_ms: int

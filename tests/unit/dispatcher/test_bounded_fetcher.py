@@ -88,7 +88,7 @@ class World:
         self.answer = answer
         ((node_id, request),) = self.fetcher._get_actions_per_node(self.assignment)[0]
         self.wait_ms = request.max_wait_ms
-        return asyncio.run(self.fetcher._proc_fetch_request(self.assignment, node_id, request))
+        return bool(asyncio.run(self.fetcher._proc_fetch_request(self.assignment, node_id, request)))
 
     @property
     def taken(self) -> list[FetchedPartition]:
@@ -328,7 +328,7 @@ def test_an_answer_to_a_position_that_was_left_is_dropped() -> None:
 
 def test_a_request_says_only_what_changed_since_the_one_before() -> None:
     world = World()
-    a, b, c = (world.assign(tenant, position=5) for tenant in "abc")
+    a, b, _ = (world.assign(tenant, position=5) for tenant in "abc")
     assert not world.ask(FetchResponse(0, 77, []))
     assert world.ask(FetchResponse(0, 77, [answer(a, batch([b"x"] * 3, base_offset=5))]))
     world.drain()
@@ -336,7 +336,6 @@ def test_a_request_says_only_what_changed_since_the_one_before() -> None:
     world.states[b].paused, world.states[b].resume_fut = True, None
     (request,) = world.requests()
     assert request.change == (77, 2, {a: 8}, [b])
-    assert request.change.changed.get(c) is None
 
 
 def test_the_next_request_waits_for_the_poll_that_takes_what_was_fetched() -> None:

@@ -1,6 +1,6 @@
 """Types that are frozen for the type checker alone."""
 
-import pickle
+import copy
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_they_are_values() -> None:
     assert {Point(1), Point(1, 0)} == {Point(1)}
     assert replace(Point(1), y=3) == Point(1, 3)
     assert [field.name for field in fields(Point)] == ["x", "y"]
-    assert pickle.loads(pickle.dumps(Point(1, 2))) == Point(1, 2)
+    assert copy.copy(Point(1, 2)) == Point(1, 2)
     assert Unique(1) != Unique(1)
     assert hash(SourceCoordinate("a", 1, 2)) == hash(SourceCoordinate("a", 1, 2))
     with pytest.raises(AttributeError):

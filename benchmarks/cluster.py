@@ -127,12 +127,14 @@ class BenchStack:
             ports.close()
 
     @contextmanager
-    def gateway(self, tenant: str) -> Iterator[HttpService]:
-        """The gateway without limits on keys, and the headers of a key of this tenant. Needs Postgres."""
-        arguments = ("keys", "create", "--tenant", tenant, "--name", "benchmark")
+    def gateway(
+        self, tenant: str, name: str = "gateway-1", env: Mapping[str, str] | None = None
+    ) -> Iterator[HttpService]:
+        """A gateway without limits on keys, and the headers of a key of this tenant. Needs Postgres."""
+        arguments = ("keys", "create", "--tenant", tenant, "--name", name)
         key = self.command("fairlane_server.cli", *arguments, env=self.stack.endpoints.migration_env)["api_key"]
-        env = {"GATEWAY_PORT": "{port}", **_NO_LIMITS}
-        with self.http_service("gateway-1", "-m", "producers.gateway", env=env) as service:
+        given = {"GATEWAY_PORT": "{port}", **_NO_LIMITS, **(env or {})}
+        with self.http_service(name, "-m", "producers.gateway", env=given) as service:
             headers = {**service.headers, "Authorization": f"Bearer {key}"}
             yield HttpService(service.url, service.pid, headers)
 

@@ -41,7 +41,7 @@ def run() -> Result:
                 median_of(runs, "by_codec"),
                 "ratio",
                 "at least",
-                0.7,
+                1.0,
             ),
             Figure("rate", median_of(runs, "fairlane_per_s"), "requests/s"),
             Figure("Faust with topic.send", median_of(runs, "send_per_s"), "requests/s"),

@@ -20,7 +20,7 @@ from fairlane.schema_files import default_codec
 
 NAME = "hop-latency"
 HOW = MEDIAN_OF_REPETITIONS
-AIM = 1.5
+AIM = 1.35
 REQUESTS = 200
 _WARM_UP = 30
 _TIMEOUT_S = 30.0

@@ -18,7 +18,7 @@ from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy
 
 NAME = "queue-cost"
 HOW = MEDIAN_OF_REPETITIONS
-AIM_NS = 5_000.0
+AIM_NS = 4_000.0
 AIM_BYTES = 1_024.0
 WAITING = 100_000
 TENANTS = 1_000

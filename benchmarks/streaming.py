@@ -16,7 +16,7 @@ from inference_consumers.engines.protocol import Engine, EngineItem, Outcomes
 
 NAME = "streaming"
 HOW = MEDIAN_OF_REPETITIONS
-AIM_MS = 30.0
+AIM_MS = 20.0
 PROMPTS = 20
 ANSWER_TOKENS = 8
 _TENANT = "acme"

@@ -21,7 +21,7 @@ from fairlane import Client
 
 NAME = "sync-call"
 HOW = MEDIAN_OF_REPETITIONS
-AIM_MS = 15.0
+AIM_MS = 5.0
 CALLS = 200
 WARM_UP = 30
 _TENANT = "acme"

@@ -21,7 +21,7 @@ from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.models import load_models
-from fairlane_server.processes.interpreter import tune_interpreter
+from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
 from inference_consumers.batching.batch_size import BatchLimits
@@ -122,7 +122,7 @@ class ConsumerApp:
             threading.Thread(target=self._guarded, args=(driver.feed,), name="feeder", daemon=True).start()
             member.join()
             reporter.start()
-            tune_interpreter()
+            collect_less_often()
             while not self._stop.stopping:
                 consumer.poll_once(member)
                 lost = driver.lost_engines

@@ -12,7 +12,7 @@ import uvicorn
 
 from fairlane import logs
 from fairlane.settings import Settings
-from fairlane_server.processes.interpreter import tune_interpreter
+from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.launcher import end_with_launcher
 from fairlane_server.processes.service import HealthServer, exit_after
 from producers.gateway.app import Gateway
@@ -64,7 +64,7 @@ class GatewayServer(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        tune_interpreter()
+        collect_less_often()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - the base class's signature
         # Not recorded as the base class does: it would raise the signal again in the end, and the status would not be

@@ -6,7 +6,7 @@ from fairlane import logs
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import describe
-from fairlane_server.processes.interpreter import tune_interpreter
+from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import OldRows, Removal, rules_of
@@ -44,7 +44,7 @@ def main() -> int:
     )
     log.info("recorder_started", database=database)
     removal.start()
-    tune_interpreter()
+    collect_less_often()
     try:
         recorder.run(lambda: stop.stopping or bool(failures))
     except KafkaException as error:

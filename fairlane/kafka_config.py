@@ -14,8 +14,8 @@ MAX_MESSAGE_BYTES = MAX_RECORD_BYTES
 HEARTBEAT_DELIVERY_TIMEOUT_MS = 2_000
 MAX_HEARTBEATS_QUEUED = 64
 IDLE_FETCH_WAIT_MS = 500
-"""How long a broker may hold a fetch without data, for readers whose partitions seldom change: a partition that is
-added waits for the running fetch to end. A fetch with data is answered at once."""
+"""Longest wait of a broker before it answers a fetch without data, for readers whose partitions seldom change. An added
+partition waits for the end of the running fetch. A fetch with data is answered at once."""
 CHUNK_LIFE_MS = 5_000
 MAX_CHUNKS_QUEUED = 16_384
 

@@ -214,8 +214,8 @@ class Settings(KafkaSettings):
     gateway_port: int = Field(8_080, ge=0, le=65_535)
     """Port of the gateway; 0 picks a free one."""
     gateway_workers: int = Field(1, ge=1, le=64)
-    """Processes that serve the gateway's port. Each has its own bounds and limits, and the ports from METRICS_PORT on
-    for their metrics."""
+    """Processes that serve the gateway's port. Each has its own bounds and limits; the metrics of worker n (from 0) are
+    on METRICS_PORT plus n."""
     gateway_wait_s: float = Field(60.0, gt=0, le=3_600)
     """Longest a call to the gateway waits for its reply; then it returns the request's id."""
     gateway_redis_timeout_s: float = Field(0.25, gt=0, le=60)

@@ -15,6 +15,8 @@ from inference_consumers.app import ConsumerApp, NoSuchPoolError, models_of
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.gpu_workers import GpusError, detect_gpus, gpus_to_use, plan_workers
 
+log = logs.get_logger(__name__)
+
 
 def run(
     pool: Annotated[str, typer.Option(help="The pool to serve; its models are those of models.yaml")],
@@ -58,6 +60,8 @@ def _launch(settings: Settings, pool: str, engine: str | None, gpus: str, worker
     planned = plan_workers(devices, each, workers, None if settings.engine_threads else os.cpu_count())
     command = [sys.executable, "-m", "inference_consumers", "--pool", pool]
     command += [] if engine is None else ["--engine", engine]
+    for one in planned:
+        log.info("worker_planned", worker=one.number, gpus=one.devices)
     environments = [one.environment(os.environ, settings.instance_id, settings.metrics_port) for one in planned]
     return Launcher(command, environments, settings.drain_timeout_s).run()
 

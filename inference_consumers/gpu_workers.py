@@ -65,7 +65,7 @@ def plan_workers(gpus: Sequence[str], gpus_each: int, workers: int, cores: int |
 
 
 def detect_gpus() -> int:
-    """How many GPUs torch sees. In a process of its own: this one needs neither torch nor a device."""
+    """Number of GPUs that torch sees. A child process asks: this process needs neither torch nor a device."""
     found = subprocess.run(
         [sys.executable, "-c", _DETECT], capture_output=True, text=True, timeout=_DETECT_TIMEOUT_S, check=False
     )

@@ -3,7 +3,7 @@
 import random
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
@@ -24,13 +24,12 @@ from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, FairlaneError, Unavailable
-from fairlane.frozen import frozen_dataclass
 from fairlane.names import chunks_topic, group_id, replies_topic
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.trace_context import current_trace
 
 
-@frozen_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ClientLimits:
     """The bounds of one client; see :class:`fairlane.client.base.BaseClient`."""
 
@@ -42,7 +41,7 @@ class ClientLimits:
     close_timeout_ms: int
 
 
-@frozen_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ClientStats:
     """Counts since the client was made.
 

@@ -1,6 +1,6 @@
 """Records of a result: replies, usage, dead letters. Pure: outcomes in, records out."""
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from fairlane import names
 from fairlane.backoff import jittered_ms
@@ -69,7 +69,7 @@ class Answered:
     turn_left_out: bool = False
 
 
-@frozen_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class AnswerWriter:
     """Turns outcomes into settlements; ``consumer_id`` signs them, and dead letters with the consumer ``group``."""
 

@@ -43,21 +43,20 @@ IDLE_WAIT_MS: Final = 200
 """Longest wait of a broker for data while nothing is buffered."""
 
 # A partition whose records are used up is fetched again when the running request has ended: while others have buffered
-# records, that must be soon. But each request costs some 20 us per partition here and as much at the broker: a wait
-# without result doubles the next one.
+# records, that must be soon. But for each request fetcher and broker look at every partition: a wait without result
+# doubles the next one.
 LEAST_BUSY_WAIT_MS: Final = 10
 BUSY_INTERVAL_S_PER_PARTITION: Final = 0.0002
 
 POLL_EXPECTED_WITHIN_S: Final = 0.01
-"""How long the next request waits for the poll that takes what was just fetched. That poll nearly always follows at
-once, and after it all partitions are fetched again; a request before it would be answered without them, and they would
-have to wait for its end."""
+"""Longest wait of the next request for a poll of the fetched records. The poll nearly always follows at once. A request
+before the poll would leave out the partitions with records, and they would wait for its end."""
 
 PAUSE_S_PER_RECORD: Final = 0.003
 MAX_PAUSE_S: Final = 0.025
-"""Pause from one response to the next request: for each of its records beyond the first, and at most. All that arrives
-in this time is decided and committed together, and what a decision and two transactions cost at all is as much as 15
-requests cost. A request that arrives alone causes no pause."""
+"""Pause from a response to the next request: per record beyond the first, and in all. Records that arrive during the
+pause share a decision and two transactions, whose fixed cost equals that of 15 requests. A lone request causes no
+pause."""
 
 _REFUSED_AGAIN = Backoff(first_s=0.05, longest_s=5.0)
 
@@ -88,8 +87,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         """Position inside a batch that must be fetched again, by partition."""
         self._busy_wait_ms = LEAST_BUSY_WAIT_MS
         self._next_busy_request_s = 0.0
-        self._poll_expected_until_s = 0.0
-        """Until then the next request waits for a poll of what was just fetched; 0 after that poll."""
+        self._unpolled_since_s: float | None = None
+        """Time of the response with records that no poll has taken from yet."""
         self._paused_until_s = 0.0
         self._sessions: dict[int, FetchSession] = {}
         """By node."""
@@ -99,8 +98,8 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
         return sum(entry.size_bytes for entry in self._records.values() if isinstance(entry, FetchedPartition))
 
     def _get_actions_per_node(self, assignment: Any) -> tuple[Any, ...]:
-        """What to do next, in the form that aiokafka's loop takes: requests by node, partitions to reset by node, the
-        longest pause in seconds, whether the metadata is outdated, and futures that end the pause."""
+        """The next actions for aiokafka's loop: requests by node, partitions to reset by node, the longest pause in
+        seconds, whether the metadata is outdated, and futures that end the pause."""
         now_s = self._loop.time()
         for tp, entry in tuple(self._records.items()):
             if isinstance(entry, RefusedPartition) and entry.until_s <= now_s:
@@ -126,7 +125,9 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
                 wanted[node_id][tp] = state.position
         buffered_bytes, timeout_s, requests = self.buffered_bytes, self._fetcher_timeout, []
         next_request_s = self._next_busy_request_s if buffered_bytes else self._paused_until_s
-        pause_s = max(self._poll_expected_until_s, next_request_s) - now_s
+        if self._unpolled_since_s is not None:
+            next_request_s = max(next_request_s, self._unpolled_since_s + POLL_EXPECTED_WITHIN_S)
+        pause_s = next_request_s - now_s
         if pause_s > 0:
             timeout_s = min(timeout_s, pause_s)
         elif buffered_bytes < MAX_BUFFERED_BYTES:
@@ -186,7 +187,7 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             self._busy_wait_ms = min(2 * self._busy_wait_ms, IDLE_WAIT_MS)
             return False
         self._busy_wait_ms = LEAST_BUSY_WAIT_MS
-        self._poll_expected_until_s = self._loop.time() + POLL_EXPECTED_WITHIN_S
+        self._unpolled_since_s = self._loop.time()
         return True
 
     def _keep(self, assignment: Any, answer: Answer, asked: Mapping[TopicPartition, int]) -> bool:
@@ -295,11 +296,10 @@ class BoundedFetcher(Fetcher):  # type: ignore[misc]  # aiokafka has no types
             if left_records <= 0 or left_bytes <= 0:
                 break
         self._release_excess()
-        if self._poll_expected_until_s:
-            fetched_at_s = self._poll_expected_until_s - POLL_EXPECTED_WITHIN_S
+        if self._unpolled_since_s is not None:
             records = sum(map(len, drained.values()))
-            self._paused_until_s = fetched_at_s + min(MAX_PAUSE_S, (records - 1) * PAUSE_S_PER_RECORD)
-            self._poll_expected_until_s = 0.0
+            self._paused_until_s = self._unpolled_since_s + min(MAX_PAUSE_S, (records - 1) * PAUSE_S_PER_RECORD)
+            self._unpolled_since_s = None
             self._notify(self._wait_consume_future)
         return drained
 

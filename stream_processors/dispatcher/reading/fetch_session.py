@@ -35,7 +35,7 @@ _LENGTH: Final = struct.Struct(">h")
 
 
 class SessionChange(NamedTuple):
-    """What the next request of a session says: ``changed`` offsets by partition, and partitions to leave out."""
+    """Content of a session's next request: ``changed`` offsets by partition, and ``forgotten`` partitions."""
 
     session_id: int
     epoch: int
@@ -75,7 +75,7 @@ class FetchSession:
 
 
 class Answer(NamedTuple):
-    """What a response says about one partition."""
+    """A response's data of one partition."""
 
     tp: TopicPartition
     error_code: int
@@ -130,7 +130,7 @@ class FetchRequest(FetchRequest_v11):  # type: ignore[misc]  # aiokafka has no t
     """A request that aiokafka's client sends. Raises IncompatibleBrokerVersion at ``prepare`` for an older broker.
 
     Args:
-        change: what the session's request says.
+        change: content of the session's request.
         max_wait_ms, max_bytes, max_partition_bytes: bounds of the response; a batch larger than them comes alone.
         isolation_level: as in the protocol, 1 for committed records alone.
     """

@@ -53,7 +53,7 @@ class World:
         cluster = SimpleNamespace(leader_for_partition=lambda tp: self.leaders.get(tp, NODE))
         self.fetcher._client = SimpleNamespace(force_metadata_update=lambda: None, cluster=cluster, send=self.send)
         self.fetcher._sessions, self.fetcher._in_flight = {}, set()
-        self.fetcher._poll_expected_until_s = self.fetcher._paused_until_s = 0.0
+        self.fetcher._unpolled_since_s, self.fetcher._paused_until_s = None, 0.0
         self.fetcher._fetcher_timeout, self.fetcher._retry_backoff = 0.2, 0.0
         self.fetcher._fetch_max_bytes = self.fetcher._max_partition_fetch_bytes = MIB
         self.fetcher._isolation_level = 1
@@ -96,7 +96,7 @@ class World:
         return [entry for entry in self.entries if entry.turn_bytes]
 
     def wanted(self) -> list[TopicPartition]:
-        """What is asked for next, in its order, in a session of its own."""
+        """The partitions of the next request in their order, as a new session sends it."""
         self.fetcher._sessions.clear()
         (request,) = self.requests()
         return list(request.change.changed)

@@ -18,7 +18,7 @@ offsets = st.dictionaries(st.sampled_from(TPS), st.integers(0, 2**63 - 1))
 
 
 class Broker:
-    """What a broker remembers of a session, by the rules of KIP-227."""
+    """A broker's fetch sessions, by the rules of KIP-227."""
 
     def __init__(self) -> None:
         self.sessions: dict[int, dict[TopicPartition, int]] = {}

@@ -1,4 +1,4 @@
-"""How a launcher ends its workers, and what they are given."""
+"""The launcher: environment, process group and end of its workers."""
 
 import signal
 import subprocess

@@ -30,6 +30,7 @@ from fairlane.settings import Settings
 NAME = "backfill"
 HOW = "one run of each"
 AIM_RATE = 0.5
+AIM_OF_STACK = 0.8
 AIM_MEMORY = 1.2
 ROWS, FEWER_ROWS, BARE_ROWS = 1_000_000, 100_000, 200_000
 _TENANT = "acme"
@@ -72,7 +73,13 @@ def run(rows: int = ROWS, fewer_rows: int = FEWER_ROWS) -> Result:
         NAME,
         (
             Figure("rows/s divided by a bare loop's", found["rows_per_s"] / alone, "ratio", "at least", AIM_RATE),
-            Figure("rows/s divided by a bare loop's through the same pipeline", found["rows_per_s"] / through, "ratio"),
+            Figure(
+                "rows/s divided by a bare loop's through the same pipeline",
+                found["rows_per_s"] / through,
+                "ratio",
+                "at least",
+                AIM_OF_STACK,
+            ),
             Figure(
                 f"peak memory at {rows} rows divided by that at {fewer_rows}",
                 found["peak_mib"] / found["peak_mib_of_fewer"],

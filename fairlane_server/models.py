@@ -23,7 +23,7 @@ def load_models(path: Path) -> tuple[ModelVersion, ...]:
     """Read the models in file order.
 
     Raises ConfigError with file, line and reason: unknown or missing keys, values out of bounds, unknown tasks or data
-    types, a duplicate model, a smaller model that is unknown or lacks a task of the larger one, a cycle of smaller
+    types, a duplicate model, a smaller model that is unknown or has no task of the larger one, a cycle of smaller
     models.
     """
     root = load_yaml_with_lines(path).mapping({"models"})["models"]
@@ -46,8 +46,8 @@ def _check_smaller(node: YamlNode, model: ModelVersion, models: Mapping[str, Mod
     name = node.string(MODEL_PATTERN)
     if name not in models:
         raise node.error(f"unknown model {name!r}; known here: {', '.join(models)}")
-    if missing := [task for task in model.tasks if task not in models[name].tasks]:
-        raise node.error(f"{name!r} does not serve {', '.join(missing)}")
+    if not set(model.tasks).intersection(models[name].tasks):
+        raise node.error(f"{name!r} serves none of {', '.join(model.tasks)}")
     if circle := cycle_from(model.model, {one.model: one.smaller_model for one in models.values()}):
         raise node.error(f"the smaller models go round in a circle: {' -> '.join(circle)}")
 

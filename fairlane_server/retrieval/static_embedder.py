@@ -63,6 +63,11 @@ class StaticEmbedder:
                 self._average(encoded.ids, vectors[start + index])
         return vectors
 
+    def count_tokens(self, texts: Sequence[str]) -> list[int]:
+        """Tokens of each text, whatever its length."""
+        cleaned = [clean_text(text) for text in texts]
+        return [len(encoded.ids) for encoded in self._tokenizer.encode_batch_fast(cleaned, add_special_tokens=False)]
+
     async def embed_query(self, text: str) -> FloatArray:
         """See QueryEmbedder. It never waits."""
         vector = np.zeros(self.dimensions, dtype=np.float32)

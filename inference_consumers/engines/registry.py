@@ -11,6 +11,7 @@ _ENGINE_NAMES = (
     "torch-cross-encoder",
     "torch-classifier",
     "torchscript-classifier",
+    "static-ranking",
     "vllm",
     "simulated",
 )
@@ -39,6 +40,10 @@ def create_engine(spec: EngineSpec) -> Engine:
             from inference_consumers.engines.classifier import EXPORTED, TORCHSCRIPT, ClassifierEngine
 
             return ClassifierEngine(spec, EXPORTED if name == EXPORTED.engine else TORCHSCRIPT)
+        case "static-ranking":
+            from inference_consumers.engines.static_ranker import StaticRankingEngine
+
+            return StaticRankingEngine(spec)
         case "vllm":
             from inference_consumers.engines.vllm_engine import VllmEngine
 

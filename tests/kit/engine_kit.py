@@ -210,6 +210,15 @@ FARES = {
         ],
         lambda text: rank(text, text),
     ),
+    "static-ranking": Fare(
+        rank_items,
+        [
+            (rank("q", "fine", "word " * 3_000), Code.CONTEXT_TOO_LONG, "input.documents[1]"),
+            (rank("q"), Code.INVALID, "input.documents"),
+            (embed("a text"), Code.INVALID, "task"),
+        ],
+        lambda text: rank(text, text),
+    ),
     "torch-classifier": PICTURES,
     "torchscript-classifier": PICTURES,
     "simulated": Fare(

@@ -37,11 +37,12 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_shipped_file_names_three_models_in_two_pools() -> None:
+def test_the_shipped_file_names_four_models_in_two_pools() -> None:
     models = {model.model: model for model in load_models(PROJECT / "deploy/models.yaml")}
     assert {name: (model.pool, model.engine, model.tasks) for name, model in models.items()} == {
         "smollm2-135m-instruct": ("generate", "torch-causal-lm", ("generate",)),
         "all-minilm-l6-v2": ("encode", "torch-embedding", ("embed", "rank")),
+        "all-minilm-l6-v2-static": ("encode", "static-ranking", ("rank",)),
         "digits": ("encode", "torch-classifier", ("classify",)),
     }
     assert all(model.max_batch_size == 32 for model in models.values())
@@ -75,7 +76,7 @@ def test_data_type_quantization_and_devices_are_read_and_default(tmp_path: Path)
     ("more", "message"),
     [
         ("smaller_model: none", r"models\[0\]\.smaller_model: unknown model 'none'; known here: small, other"),
-        ("smaller_model: other", "'other' does not serve generate"),
+        ("smaller_model: other", "'other' serves none of generate"),
         ("smaller_model: small", "go round in a circle: small -> small"),
         ("smaller_model: 5", "must be a string, not 5"),
         ("dedicated_pools: [generate]", "'generate' is the model's shared pool"),

@@ -13,7 +13,7 @@ from typing import Any
 
 from locust import HttpUser, LoadTestShape, events, task
 
-from producers.replay.calls import CONNECTION, OK, TIMEOUT, CallOutcome, of_body
+from producers.replay.calls import CONNECTION, OK, TIMEOUT, CallOutcome, of_body, retry_after_s
 from producers.replay.profiles import PATH, PROFILES, Profile, chat_body
 from producers.replay.report import Scenario, Tallies, markdown, outcome_lines
 from producers.replay.trace import Call
@@ -51,6 +51,10 @@ class Figures:
         self._last_end_s = self.elapsed_s()
         self._tallies.add(_TENANT, outcome, due_s=sent_s, sent_s=sent_s, ended_s=self._last_end_s)
 
+    def asked(self, tries: int, outcome: CallOutcome) -> None:
+        """Count a question that was asked so many times."""
+        self._tallies.asked(_TENANT, tries, is_in=not outcome.shed)
+
     def scenario(self) -> Scenario:
         chosen = profile()
         return Scenario(chosen.name, chosen.most_users, self._tallies.report(self._last_end_s, interrupted=False))
@@ -81,10 +85,23 @@ class ChatUser(HttpUser):  # type: ignore[misc]  # as above
 
     @task  # type: ignore[untyped-decorator]  # as above
     def ask(self) -> None:
-        """One question."""
-        chosen, limit_s = profile(), timeout_s()
+        """One question; a user who obeys asks it again when told to."""
+        chosen = profile()
         ChatUser.calls += 1
         call = Call(ChatUser.calls, 0.0, _TENANT, chosen.prompt_tokens, chosen.output_tokens)
+        tries = 0
+        while True:
+            tries += 1
+            outcome = self.ask_once(call)
+            if not chosen.asks_again(outcome.retry_after_s if outcome.shed else None, tries):
+                break
+            sleep(outcome.retry_after_s or 0.0)
+        if chosen.obeys:
+            self.figures.asked(tries, outcome)
+
+    def ask_once(self, call: Call) -> CallOutcome:
+        """One call."""
+        limit_s = timeout_s()
         body = chat_body(call, os.environ.get("FAIRLANE_MODEL", "smollm2-135m-instruct"), limit_s)
         headers = {"Authorization": f"Bearer {os.environ['FAIRLANE_API_KEY']}"}
         sent_s = self.figures.elapsed_s()
@@ -93,10 +110,12 @@ class ChatUser(HttpUser):  # type: ignore[misc]  # as above
                 late = self.figures.elapsed_s() - sent_s >= limit_s
                 outcome = CallOutcome(TIMEOUT if late else CONNECTION)
             else:
-                outcome = of_body(response.status_code, response.content)
+                headers = {name.lower(): value for name, value in response.headers.items()}
+                outcome = of_body(response.status_code, response.content, retry_after_s(headers))
             _show_locust(response, outcome)
         # Not for a call that Locust ends together with its user: its outcome is unknown.
         self.figures.add(sent_s, outcome)
+        return outcome
 
 
 def _show_locust(response: Any, outcome: CallOutcome) -> None:

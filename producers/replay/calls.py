@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +44,7 @@ class CallOutcome:
 
     Attributes:
         code: ``ok``, or the reason, in one word.
-        shed: refused because of load.
+        shed: refused because of load; ``retry_after_s``: when it says to come back.
         degraded: served with less than was requested.
         prompt_tokens, output_tokens: as the service counted them.
     """
@@ -54,27 +54,40 @@ class CallOutcome:
     degraded: bool = False
     prompt_tokens: int = 0
     output_tokens: int = 0
+    retry_after_s: float | None = None
 
 
 def of_reply(reply: InferenceReply) -> CallOutcome:
     """Outcome of a final reply."""
     usage = reply.usage
     code = OK if reply.outcome == Outcome.OK else _word(reply.code or reply.outcome)
-    return CallOutcome(code, code in _SHED, bool(reply.degradations), usage.prompt_tokens, usage.completion_tokens)
+    tokens = usage.prompt_tokens, usage.completion_tokens
+    retry_after_s = None if reply.retry_after_ms is None else reply.retry_after_ms / 1_000
+    return CallOutcome(code, code in _SHED, bool(reply.degradations), *tokens, retry_after_s)
 
 
-def of_refusal(status: int, code: object) -> CallOutcome:
+def of_refusal(status: int, code: object, retry_after_s: float | None = None) -> CallOutcome:
     """Outcome of an HTTP answer other than a success; ``code``: from its body, if there is one."""
     named = _word(code) if isinstance(code, str) and code else f"http_{status}"
-    return CallOutcome(named, named in _SHED or status in (_TOO_MANY_REQUESTS, _UNAVAILABLE))
+    is_shed = named in _SHED or status in (_TOO_MANY_REQUESTS, _UNAVAILABLE)
+    return CallOutcome(named, is_shed, retry_after_s=retry_after_s)
 
 
-def of_body(status: int, body: bytes) -> CallOutcome:
+def of_body(status: int, body: bytes, retry_after_s: float | None = None) -> CallOutcome:
     """Outcome of an HTTP answer in one piece."""
     found = _object(body)
     if found is None:
-        return CallOutcome(UNREADABLE) if status == 200 else of_refusal(status, None)
-    return _served(found) if status == 200 else of_refusal(status, _code(found))
+        return CallOutcome(UNREADABLE) if status == 200 else of_refusal(status, None, retry_after_s)
+    return _served(found) if status == 200 else of_refusal(status, _code(found), retry_after_s)
+
+
+def retry_after_s(headers: Mapping[str, str]) -> float | None:
+    """The time to retry of an answer's headers, whose names are in lower case."""
+    for name, per_s in (("retry-after-ms", 1_000), ("retry-after", 1)):
+        value = headers.get(name, "")
+        if value.isascii() and value.isdecimal():
+            return int(value) / per_s
+    return None
 
 
 def _word(text: str) -> str:
@@ -102,10 +115,10 @@ class ChatStreamParser:
             if line.startswith(_DATA):
                 self._take(line[len(_DATA) :].strip())
 
-    def outcome(self, status: int) -> CallOutcome:
+    def outcome(self, status: int, retry_after_s: float | None = None) -> CallOutcome:
         """The outcome of the call, at the end of the body."""
         if status != 200:
-            return of_body(status, self._rest)
+            return of_body(status, self._rest, retry_after_s)
         if self._code is not None:
             return of_refusal(status, self._code)
         return _served(self._last) if self._ended else CallOutcome(UNREADABLE)

@@ -8,7 +8,7 @@ import asyncio
 import ssl
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import cast
 from urllib.parse import urlsplit
@@ -29,10 +29,11 @@ class HttpError(Exception):
 
 @dataclass(slots=True)
 class HttpReply:
-    """An answer. ``body`` is empty where a callback took it."""
+    """An answer. ``body`` is empty where a callback took it; the names of ``headers`` are in lower case."""
 
     status: int = 0
     body: bytes = b""
+    headers: dict[str, str] = field(default_factory=dict)
 
 
 class HttpClient:
@@ -151,6 +152,9 @@ class _Connection(asyncio.Protocol):
 
     def on_message_begin(self) -> None:
         self._reply, self._body, self._body_bytes = HttpReply(), [], 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._reply.headers[name.decode("latin-1").lower()] = value.decode("latin-1")
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)

@@ -35,13 +35,12 @@ class Caller:
         """Since the start of the run."""
         return self._clock() - self._started_s
 
-    async def make(self, call: Call) -> None:
+    async def make(self, call: Call) -> CallOutcome:
         """Make the call and wait for its end. When cancelled, it counts as interrupted."""
         sent_s = self.elapsed_s()
         left_s = call.due_s + self._timeout_s - sent_s
         if left_s <= 0:
-            self.leave_out(call)
-            return
+            return self.leave_out(call)
         first_text_s: float | None = None
 
         def on_text() -> None:
@@ -63,19 +62,26 @@ class Caller:
                 ended_s=self.elapsed_s(),
                 first_text_s=first_text_s,
             )
+        return outcome
 
-    def leave_out(self, call: Call) -> None:
+    def leave_out(self, call: Call) -> CallOutcome:
         """Count a call that cannot be made."""
-        self._tallies.add(call.tenant, CallOutcome(NOT_SENT), due_s=call.due_s, sent_s=None, ended_s=self.elapsed_s())
+        outcome = CallOutcome(NOT_SENT)
+        self._tallies.add(call.tenant, outcome, due_s=call.due_s, sent_s=None, ended_s=self.elapsed_s())
+        return outcome
+
+    def asked(self, tenant: str, tries: int, outcome: CallOutcome) -> None:
+        """Count a question that was asked so many times, with its last outcome."""
+        self._tallies.asked(tenant, tries, is_in=not outcome.shed)
 
 
-Begin = Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]
+Begin = Callable[[Coroutine[Any, Any, object]], asyncio.Task[object]]
 
 
 @asynccontextmanager
-async def _in_flight(stopping: asyncio.Event) -> AsyncIterator[tuple[set[asyncio.Task[None]], Begin]]:
+async def _in_flight(stopping: asyncio.Event) -> AsyncIterator[tuple[set[asyncio.Task[object]], Begin]]:
     """Tasks in flight, and a function that begins one. Waits for them at the end; cancels them once ``stopping``."""
-    in_flight: set[asyncio.Task[None]] = set()
+    in_flight: set[asyncio.Task[object]] = set()
 
     async def leave() -> None:
         await stopping.wait()
@@ -85,7 +91,7 @@ async def _in_flight(stopping: asyncio.Event) -> AsyncIterator[tuple[set[asyncio
     async with asyncio.TaskGroup() as group:
         leaver = group.create_task(leave())
 
-        def begin(work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+        def begin(work: Coroutine[Any, Any, object]) -> asyncio.Task[object]:
             task = group.create_task(work)
             in_flight.add(task)
             task.add_done_callback(in_flight.discard)
@@ -135,6 +141,24 @@ async def run_users(
     pauses = random.Random(seed)  # noqa: S311 - pauses, not secrets
     calls = 0
 
+    async def ask(number: int, tenant: str) -> bool:
+        """Whether the run is to stop."""
+        tries = 0
+        while True:
+            tries += 1
+            call = Call(number, caller.elapsed_s(), tenant, profile.prompt_tokens, profile.output_tokens)
+            outcome = await caller.make(call)
+            if not profile.asks_again(outcome.retry_after_s if outcome.shed else None, tries):
+                break
+            if await _wait(stopping, outcome.retry_after_s or 0.0):
+                return True
+            if profile.users_at(caller.elapsed_s()) is None:
+                # The run is over before it was told to come back: nobody knows whether it would get in.
+                return False
+        if profile.obeys:
+            caller.asked(tenant, tries, outcome)
+        return stopping.is_set()
+
     async def ask_and_think(user: int) -> None:
         nonlocal calls
         tenant = tenants[user % len(tenants)]
@@ -142,10 +166,9 @@ async def run_users(
         stopped = await _wait(stopping, pauses.uniform(0, profile.think_s))
         while not stopped and user < (profile.users_at(caller.elapsed_s()) or 0):
             calls += 1
-            await caller.make(Call(calls, caller.elapsed_s(), tenant, profile.prompt_tokens, profile.output_tokens))
-            stopped = await _wait(stopping, profile.think_s * pauses.uniform(0.5, 1.5))
+            stopped = await ask(calls, tenant) or await _wait(stopping, profile.think_s * pauses.uniform(0.5, 1.5))
 
-    users: dict[int, asyncio.Task[None]] = {}
+    users: dict[int, asyncio.Task[object]] = {}
     caller.begin()
     async with _in_flight(stopping) as (_, begin):
         for stage in profile.stages:

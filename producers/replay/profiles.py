@@ -1,4 +1,4 @@
-"""Four load profiles of users who ask, read, think and ask again. Pure.
+"""Five load profiles of users who ask, read, think and ask again. Pure.
 
 They are the scenarios of ``python -m producers.replay profile`` and of the Locust file; this module needs nothing but
 the standard library, so that both read the same numbers.
@@ -11,6 +11,8 @@ from typing import Any
 from producers.replay.trace import Call, text_of
 
 PATH = "/v1/chat/completions"
+MOST_TRIES = 10
+"""Of one question, by a user who obeys."""
 
 
 def chat_body(call: Call, model: str, timeout_s: float, *, stream: bool = False) -> dict[str, Any]:
@@ -35,17 +37,23 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A load profile. ``think_s``: mean pause between an answer and the next question, varied by half of it; tokens
-    are of each question and answer."""
+    are of each question and answer. ``obeys``: whoever is shed asks the same again at the time that it was told."""
 
     name: str
     stages: tuple[Stage, ...]
     think_s: float
     prompt_tokens: int = 64
     output_tokens: int = 32
+    obeys: bool = False
 
     @property
     def most_users(self) -> int:
         return max(stage.users for stage in self.stages)
+
+    def asks_again(self, retry_after_s: float | None, tries: int) -> bool:
+        """Whether a user asks again who was told to come back after this time; None for one that was not shed, or was
+        told nothing."""
+        return self.obeys and retry_after_s is not None and tries < MOST_TRIES
 
     def users_at(self, at_s: float) -> int | None:
         """Number of users at a time after the start; None at the end."""
@@ -78,5 +86,6 @@ PROFILES: Mapping[str, Profile] = {
             think_s=0.25,
         ),
         Profile("degradation", (Stage(60, 200),), think_s=0.25, prompt_tokens=256, output_tokens=512),
+        Profile("overload", (Stage(60, 300),), think_s=0.25, prompt_tokens=256, output_tokens=512, obeys=True),
     )
 }

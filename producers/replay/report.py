@@ -45,6 +45,7 @@ class Histogram:
         return None
 
 
+_SOON = 2
 _MOST_CODES = 64
 _OTHER = "other"
 
@@ -77,6 +78,8 @@ class Summary:
         output_tokens_per_s: of the answers in time; ``tokens_per_s``: with their prompts.
         shed: calls refused because of load.
         failed: calls neither answered nor shed nor interrupted.
+        in_by_second_try: share of the questions of obedient users that were not shed at the first or the second try;
+            None without any.
     """
 
     calls: int
@@ -94,6 +97,7 @@ class Summary:
     degraded: int
     failed: int
     failure_rate: float
+    in_by_second_try: float | None = None
 
 
 class _CallCounts:
@@ -107,6 +111,11 @@ class _CallCounts:
         self._outcomes: Counter[str] = Counter()
         self._sent = self._in_time = self._shed = self._degraded = self._failed = 0
         self._prompt_tokens = self._output_tokens = 0
+        self._asked = self._in_soon = 0
+
+    def asked(self, tries: int, *, is_in: bool) -> None:
+        self._asked += 1
+        self._in_soon += is_in and tries <= _SOON
 
     def add(
         self, outcome: CallOutcome, *, due_s: float, sent_s: float | None, ended_s: float, first_text_s: float | None
@@ -150,6 +159,7 @@ class _CallCounts:
             degraded=self._degraded,
             failed=self._failed,
             failure_rate=round(self._failed / calls, 6) if calls else 0.0,
+            in_by_second_try=round(self._in_soon / self._asked, 6) if self._asked else None,
         )
 
 
@@ -188,6 +198,12 @@ class Tallies:
         for counts in (self._tenants[tenant], self._total):
             counts.add(outcome, due_s=due_s, sent_s=sent_s, ended_s=ended_s, first_text_s=first_text_s)
 
+    def asked(self, tenant: str, tries: int, *, is_in: bool) -> None:
+        """Count a question of an obedient user that was asked so many times, and whether it was not shed at last.
+        Raises KeyError for a tenant that is not in the run."""
+        for counts in (self._tenants[tenant], self._total):
+            counts.asked(tries, is_in=is_in)
+
     def report(self, elapsed_s: float, *, interrupted: bool) -> Report:
         """The figures so far."""
         tenants = {tenant: tally.summary(elapsed_s) for tenant, tally in self._tenants.items()}
@@ -198,7 +214,7 @@ COLUMNS = (
     "tenant", "calls", "in time/s", "tokens/s", "p50 ms", "p95 ms", "p99 ms", "first text p50 ms", "shed", "failed",
 )  # fmt: skip
 _MARKDOWN = (
-    "scenario", "users", "RPS", "p50 ms", "p95 ms", "p99 ms", "failure rate", "shed", "degraded",
+    "scenario", "users", "RPS", "p50 ms", "p95 ms", "p99 ms", "failure rate", "shed", "degraded", "in by second try",
 )  # fmt: skip
 
 
@@ -253,7 +269,8 @@ def markdown(scenarios: Iterable[Scenario]) -> str:
         total = scenario.report.total
         shares = (total.failure_rate, *(count / max(1, total.calls) for count in (total.shed, total.degraded)))
         load = (scenario.name, f"{scenario.most_users:,}", f"{total.calls_per_s:.1f}")
-        table.append((*load, *_percentiles(total), *(f"{share:.1%}" for share in shares)))
+        soon = "-" if total.in_by_second_try is None else f"{total.in_by_second_try:.1%}"
+        table.append((*load, *_percentiles(total), *(f"{share:.1%}" for share in shares), soon))
     head, *rows = (f"| {' | '.join(row)} |\n" for row in table)
     return "".join((head, "|---" * len(_MARKDOWN), "|\n", *rows))
 

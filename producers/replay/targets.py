@@ -18,7 +18,16 @@ from fairlane import (
 )
 from fairlane.client import RequestFields
 from fairlane.outcomes import CacheMode
-from producers.replay.calls import CONNECTION, TIMEOUT, CallOutcome, ChatStreamParser, OnText, of_body, of_reply
+from producers.replay.calls import (
+    CONNECTION,
+    TIMEOUT,
+    CallOutcome,
+    ChatStreamParser,
+    OnText,
+    of_body,
+    of_reply,
+    retry_after_s,
+)
 from producers.replay.http_client import HttpClient, HttpError
 from producers.replay.profiles import PATH, chat_body
 from producers.replay.trace import Call, text_of
@@ -79,10 +88,10 @@ class GatewayTarget:
         try:
             if not self._stream:
                 reply = await self._client.send(request)
-                return of_body(reply.status, reply.body)
+                return of_body(reply.status, reply.body, retry_after_s(reply.headers))
             stream = ChatStreamParser(on_text)
             reply = await self._client.send(request, stream.feed)
-            return stream.outcome(reply.status)
+            return stream.outcome(reply.status, retry_after_s(reply.headers))
         except HttpError:
             return CallOutcome(CONNECTION)
 

@@ -26,6 +26,7 @@ class StubResponse:
         self.status_code = status_code
         self.content = None if status_code == 0 else body if isinstance(body, bytes) else json.dumps(body).encode()
         self.request_meta = {"name": "/v1/chat/completions"}
+        self.headers: dict[str, str] = {}
         self.results: list[str | None] = []
 
     def success(self) -> None:
@@ -117,6 +118,30 @@ def test_the_file_needs_nothing_but_locust_and_the_standard_library() -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
     assert done.returncode == 0, done.stderr
+
+
+def test_who_is_shed_asks_again_when_told_to(locustfile: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FAIRLANE_PROFILE", "overload")
+    waits: list[float] = []
+    monkeypatch.setattr(locustfile, "sleep", waits.append)
+    shed, served = StubResponse(429, {"error": {"code": "overloaded"}}), StubResponse(200, {"usage": {}})
+    shed.headers = {"Retry-After": "3", "retry-after-ms": "2500"}
+    answers, user = iter((shed, served, served)), locustfile.ChatUser()
+
+    class Client(StubClient):
+        @contextmanager
+        def post(self, path: str, **options: Any) -> Iterator[StubResponse]:
+            self.posted.append((path, options))
+            yield next(answers)
+
+    user.client = Client(served)
+    user.ask()
+    user.ask()
+    bodies = [options["json"] for _, options in user.client.posted]
+
+    assert waits == [2.5]
+    assert bodies[0] == bodies[1] != bodies[2], "the same question"
+    assert user.figures.scenario().report.total.in_by_second_try == 1.0
 
 
 @pytest.mark.parametrize("name", PROFILES)

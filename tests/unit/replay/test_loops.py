@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from producers.replay.calls import INTERRUPTED, NOT_SENT, OK, TIMEOUT, CallOutcome, OnText
 from producers.replay.load import Caller, play, run, run_users
-from producers.replay.profiles import Profile, Stage
+from producers.replay.profiles import MOST_TRIES, Profile, Stage
 from producers.replay.report import Report, Tallies
 from producers.replay.trace import Call
 from tests.kit.waiting import eventually_async
@@ -245,3 +246,46 @@ def test_tallies_and_the_clock_begin_together() -> None:
     now_s = 131.5
 
     assert caller.elapsed_s() == 1.5
+
+
+def test_users_who_obey_ask_again_at_the_time_they_were_told() -> None:
+    shed = CallOutcome("overloaded", shed=True, retry_after_s=0.01)
+
+    async def busy_at_first(call: Call) -> CallOutcome:
+        seen[call.number] = seen.get(call.number, 0) + 1
+        needed = 2 if call.number % 2 else 3
+        return CallOutcome(OK) if seen[call.number] >= needed else shed
+
+    seen: dict[int, int] = {}
+    target = ScriptedTarget(busy_at_first)
+    profile = Profile("overload", (Stage(0.5, 2),), think_s=0.01, obeys=True)
+    report = report_of(target, lambda caller, stopping: run_users(profile, ("acme",), caller, stopping))
+
+    assert {2, 3} <= set(seen.values()) <= {1, 2, 3}, "some were asked too late to be asked again"
+    assert report.total.in_by_second_try == pytest.approx(0.5, abs=0.2)
+    assert report.total.shed >= sum(seen.values()) - len(seen)
+    assert report.tenants["globex"].in_by_second_try is None
+
+
+def test_users_who_do_not_obey_ask_once() -> None:
+    async def busy(_call: Call) -> CallOutcome:
+        return CallOutcome("overloaded", shed=True, retry_after_s=0.01)
+
+    target = ScriptedTarget(busy)
+    profile = Profile("baseline", (Stage(0.1, 2),), think_s=0.01)
+    report = report_of(target, lambda caller, stopping: run_users(profile, ("acme",), caller, stopping))
+
+    assert len({call.number for call in target.calls}) == len(target.calls)
+    assert report.total.in_by_second_try is None
+
+
+def test_whoever_is_told_to_come_back_for_ever_gives_up() -> None:
+    async def busy(_call: Call) -> CallOutcome:
+        return CallOutcome("overloaded", shed=True, retry_after_s=0.0)
+
+    target = ScriptedTarget(busy)
+    profile = Profile("overload", (Stage(0.05, 1),), think_s=0.01, obeys=True)
+    report = report_of(target, lambda caller, stopping: run_users(profile, ("acme",), caller, stopping))
+
+    assert Counter(call.number for call in target.calls).most_common(1)[0][1] == MOST_TRIES
+    assert report.total.in_by_second_try == 0.0

@@ -34,6 +34,7 @@ from fairlane.records import (
     SourceCoordinate,
     UsageEvent,
 )
+from fairlane_server.admission_rule import cost_tokens
 from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.micro_batch import MicroBatcher
 from inference_consumers.batching.received_work import ReceivedWork
@@ -321,15 +322,17 @@ def draw_requests(model: ModelVersion, text: Text, count: int, seed: int) -> lis
             occurred_at_ms=0,
             work=SourceCoordinate("taught", 0, 0),
         )
-        costs.learn(_TENANT, model.model, len(prompt.encode()), usage)
+        costs.learn(_TENANT, model.model, len(prompt.encode()), model.max_output_tokens, usage)
     made = []
     for number in range(count):
         size = sampler.size()
         prompt = text(size.prompt_tokens, random)
         parameters = Parameters(max_tokens=min(size.output_tokens, model.max_output_tokens), stream=True)
         request = InferenceRequest(str(number), model.model, Task.GENERATE, RequestInput(prompt=prompt), parameters)
-        cost = costs.estimate(_TENANT, model, len(prompt.encode()), parameters.max_tokens)
-        expected = {"cost_tokens": cost.total, "prompt_tokens": cost.prompt_tokens}
+        # As of a client that allows any length: what it allows says nothing of the length.
+        cost = costs.estimate(_TENANT, model, len(prompt.encode()), None)
+        total = cost_tokens(cost.prompt_tokens, min(cost.output_tokens, parameters.max_tokens or cost.output_tokens))
+        expected = {"cost_tokens": total, "prompt_tokens": cost.prompt_tokens}
         item = make_work_item(request, _TENANT, model.pool, number, model_version=model.version, **expected)
         claim = Claim(PartitionId(priority_topic(model.pool, Priority.NORMAL), 0), number, 1)
         made.append(TraceRequest(ReceivedWork(claim, item, len(prompt), received_at_ms=0), size.prompt_tokens))

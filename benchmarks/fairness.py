@@ -1,18 +1,20 @@
 """fairness: eight tenants with work all the time, one of which sends ten times its share; sizes as in the trace.
 
-All offer more than their share, deadlines are long and bounds high: nobody is refused and everybody waits. The same
-load on the same pool runs under the fair queue and in order of arrival; compared is what completes while all wait. The
-service difference is the largest between any two tenants over any part of that time (``service_curve``). Repeated with
-two dispatchers, with weights 1, 2 and 4, and under vtc, which has no aim.
+All offer more than their share, deadlines and latency targets are long and bounds high: nobody is refused and everybody
+waits. The same load on the same pool runs under the fair queue and in order of arrival; compared is what completes
+while all wait. The service difference is the largest between any two tenants over any part of that time
+(``service_curve``). Repeated with two dispatchers, with weights 1, 2 and 4, and under vtc, which has no aim.
+``--trace`` gives sizes and bursts, ``--shape`` the shape of the flood.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from confluent_kafka.admin import AdminClient
 
 from benchmarks.cluster import cluster, wait_until
 from benchmarks.faults.rig import members
-from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, completions, plan, waits
+from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, completions, plan, plan_arrivals, waits
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import (
     jain_index,
@@ -23,7 +25,8 @@ from benchmarks.service_curve import (
     within,
 )
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, SimulatedPool, dispatchers
-from benchmarks.trace import TraceSampler, load_trace
+from benchmarks.trace import TRACE_FILE, TraceSampler, load_trace
+from benchmarks.traffic import SHAPES, Traffic
 from fairlane.kafka_config import connection
 from fairlane.names import dispatcher_group, requests_topic
 from fairlane.settings import Settings
@@ -45,20 +48,20 @@ _AHEAD_S = 4.0
 """What each has waiting at the start, in seconds of its share: silences in the trace are shorter."""
 _LEAST_COMMON = 0.9
 _TIMEOUT_MS = 3_600_000
-_SEED = 4
+_SEED, _FLOOD_SEED = 4, 5
 
 Run = dict[str, float]
 
 
-def run(seconds: float = SECONDS) -> Result:
+def run(seconds: float = SECONDS, trace: Path = TRACE_FILE, shape: str = "constant") -> Result:
     """Six runs of ``seconds`` each."""
-    pool = SimulatedPool()
-    fifo = measure("fifo", 1, EQUAL, pool, seconds)
-    fair = measure("drr", 1, EQUAL, pool, seconds)
-    counted = measure("vtc", 1, EQUAL, pool, seconds)
-    weighted = measure("drr", 1, WEIGHTED, pool, seconds)
-    fifo_of_two = measure("fifo", 2, EQUAL, pool, seconds)
-    fair_of_two = measure("drr", 2, EQUAL, pool, seconds)
+    pool, flood = SimulatedPool(), Traffic(SHAPES[shape], trace)
+    fifo = measure("fifo", 1, EQUAL, pool, seconds, flood)
+    fair = measure("drr", 1, EQUAL, pool, seconds, flood)
+    counted = measure("vtc", 1, EQUAL, pool, seconds, flood)
+    weighted = measure("drr", 1, WEIGHTED, pool, seconds, flood)
+    fifo_of_two = measure("fifo", 2, EQUAL, pool, seconds, flood)
+    fair_of_two = measure("drr", 2, EQUAL, pool, seconds, flood)
 
     def gap(one: Run, other: Run) -> float:
         return one["gap_tokens"] / other["gap_tokens"]
@@ -99,7 +102,12 @@ def served_in(run: Run, tenants: Iterable[str]) -> dict[str, float]:
 
 
 def measure(
-    policy: Policy, dispatcher_count: int, weights: Mapping[str, float], pool: SimulatedPool, seconds: float
+    policy: Policy,
+    dispatcher_count: int,
+    weights: Mapping[str, float],
+    pool: SimulatedPool,
+    seconds: float,
+    flood: Traffic,
 ) -> Run:
     """One run with tenants of these weights, on servers of its own, over the time in which all have work waiting.
 
@@ -108,9 +116,13 @@ def measure(
             nothing to compare; or the load came too late.
         TimeoutError: not every dispatcher got tenants.
     """
-    sampler = TraceSampler(load_trace(), _SEED)
-    shares = offered(weights, pool.requests_per_s(sampler.mean_cost_tokens), flood=weights is EQUAL)
-    planned = plan(shares, WARM_UP_S + seconds, sampler)
+    sampler, load_s = TraceSampler(load_trace(flood.trace), _SEED), WARM_UP_S + seconds
+    planned = plan(offered(weights, pool.requests_per_s(sampler.mean_cost_tokens)), load_s, sampler)
+    if weights is EQUAL:
+        flooder = next(iter(weights))
+        flood_load = (_FLOOD - _ABOVE_SHARE) / len(weights)
+        more = flood.arrivals((flooder,), flood_load, pool.cost_tokens_per_s, load_s, _FLOOD_SEED)
+        planned = sorted([*planned, *plan_arrivals(more, timeout_ms=_TIMEOUT_MS)], key=lambda one: one.at_s)
     entries = [{"tenant": tenant, "weight": weight, **UNBOUNDED_TENANT} for tenant, weight in weights.items()]
     services = [*dispatchers(policy, dispatcher_count, UNBOUNDED), *pool.services()]
     with cluster(services, tenants=entries) as running, LoadGenerator(running.settings, list(weights)) as load:
@@ -159,11 +171,12 @@ def are_shared(found: Mapping[str, frozenset[str]], tenants: Collection[str], di
     return len(counts) == dispatchers and all(counts) and sum(counts) == len(tenants)
 
 
-def offered(weights: Mapping[str, float], capacity_per_s: float, *, flood: bool) -> Sequence[Offered]:
-    """What each tenant sends to a pool that serves so many requests a second."""
+def offered(weights: Mapping[str, float], capacity_per_s: float) -> Sequence[Offered]:
+    """What each tenant sends to a pool that serves so many requests a second: more than its share. The flood comes on
+    top of that of the first."""
     found = []
-    for number, (tenant, weight) in enumerate(weights.items()):
+    for tenant, weight in weights.items():
         share_per_s = capacity_per_s * weight / sum(weights.values())
-        rate = share_per_s * (_FLOOD if flood and number == 0 else _ABOVE_SHARE)
-        found.append(Offered(tenant, rate, burst=round(share_per_s * _AHEAD_S), timeout_ms=_TIMEOUT_MS))
+        burst = round(share_per_s * _AHEAD_S)
+        found.append(Offered(tenant, share_per_s * _ABOVE_SHARE, burst=burst, timeout_ms=_TIMEOUT_MS))
     return found

@@ -8,7 +8,7 @@ slow that it, and not this machine, is the bottleneck (see ``simulated_pool``).
 
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
@@ -20,7 +20,8 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message,
 
 from benchmarks.service_curve import Interval, ServedRequest, percentile
 from benchmarks.simulated_pool import MODEL
-from benchmarks.trace import TraceSampler
+from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceSampler
+from benchmarks.traffic import Arrival
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
@@ -38,6 +39,7 @@ from fairlane.records import (
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
+_GENEROUS_TOKENS = 512
 _TICK_S = 0.004
 _IDLE_S = 0.05
 _METADATA_TIMEOUT_S = 10.0
@@ -238,18 +240,30 @@ def plan(offered: Iterable[Offered], seconds: float, sampler: TraceSampler, *, m
     for one in offered:
         burst = (number / one.burst for number in range(one.burst))
         for at_s in (*burst, *sampler.arrivals(one.rate_per_s, seconds - one.start_s, steady=one.steady)):
-            size = sampler.size()
-            # With a new id, whatever the seed: a repeated id is a duplicate.
-            request = make_request(
-                model=model,
-                input=RequestInput(prompt=text_of(size.prompt_tokens)),
-                parameters=Parameters(max_tokens=size.output_tokens),
-                priority=str(one.priority),
-                timeout_ms=one.timeout_ms,
-            )
+            request = request_of(sampler.size(), priority=str(one.priority), timeout_ms=one.timeout_ms, model=model)
             due_s = one.start_s + at_s
             planned.append(Planned.of(request, one.tenant, default_codec(), due_s, backfill=one.backfill))
     return sorted(planned, key=lambda record: record.at_s)
+
+
+def plan_arrivals(arrivals: Iterable[Arrival], generous: Container[str] = (), **fields: Any) -> list[Planned]:
+    """The records of these arrivals. The ``generous`` tenants allow more tokens than they get."""
+    codec = default_codec()
+    return [
+        Planned.of(request_of(one.size, is_generous=one.tenant in generous, **fields), one.tenant, codec, one.at_s)
+        for one in arrivals
+    ]
+
+
+def request_of(size: RequestSize, *, is_generous: bool = False, **fields: Any) -> InferenceRequest:
+    """A request of this size to the simulated engine; a generous one allows more tokens than it gets, as most clients
+    do, so that its length is not known before. With a new id, whatever the seed: a repeated id is a duplicate."""
+    text, most = text_of(size.prompt_tokens), size.output_tokens
+    if is_generous:
+        asked = f" answer in {size.output_tokens:6d} tokens"
+        text = text[: max(0, len(text) - len(asked))] + asked
+        most = max(most, min(_GENEROUS_TOKENS, MAX_CONTEXT_TOKENS - size.prompt_tokens))
+    return make_request(input=RequestInput(prompt=text), parameters=Parameters(max_tokens=most), **fields)
 
 
 def text_of(tokens: int) -> str:

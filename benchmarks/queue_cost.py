@@ -13,7 +13,7 @@ from time import thread_time_ns
 from typing import get_args
 
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulate import SimulatedRequest, claim_of
+from benchmarks.simulation import SimulatedRequest, claim_of
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
 
 NAME = "queue-cost"

@@ -1,6 +1,6 @@
-"""simulate: an hour of the trace, scaled up, over 10,000 tenants, under a virtual clock.
+"""simulate: an hour of the trace, scaled up, over 10,000 tenants, and minutes of overload, under a virtual clock.
 
-It shows the order that the policies make, not speed: demand falls by a power of a tenant's rank, 64 consumers, a
+The hour shows the order that the policies make, not speed: demand falls by a power of a tenant's rank, 64 consumers, a
 quarter more load than capacity in the mean and the trace's bursts on top. The plot shows served tokens of the busiest
 tenants over time.
 
@@ -9,250 +9,29 @@ time in which both had something of that class waiting. **At dispatch** the fair
 2 Q + M / w_i + M / w_j (``fair_queue``). **At completion** the order in which 64 consumers finish their
 two micro-batches each comes on top (more than a million tokens), which no bound of the queue covers.
 
-Only time and consumers are simulated. Admission, window, fair queue and in-flight tracking are the dispatcher's
-modules; what the log carries between them is handed over after its delay on a real broker.
+Overload: every shape of load on the pool of the benchmark ``overload``, where an engine rests for no time; some of them
+without single parts of admission; and 10,000 tenants on 1,000 consumers. The second plot shows how long the served
+waited before there were latency targets, and with them.
 """
 
 import random
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from heapq import heappop, heappush
-from itertools import accumulate, chain, combinations, count, groupby
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate, chain, combinations, groupby
 from operator import itemgetter
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
+from benchmarks import simulated_overload
 from benchmarks.result import Bound, Figure, Result
 from benchmarks.service_curve import Interval, ServedRequest, largest_gap, percentile, within
-from benchmarks.simulated_pool import capacity_report
-from benchmarks.trace import RequestSize, load_trace
-from fairlane.names import priority_topic, requests_topic
+from benchmarks.simulated_overload import ABLATIONS, ALL_PARTS, TIMEOUT_MS, simulated
+from benchmarks.simulation import ConsumerFleet, Observations, SimulatedRequest, Simulation, claim_of
+from benchmarks.trace import TRACE_FILE, RequestSize, load_trace
+from benchmarks.traffic import SHAPES, Traffic
 from fairlane.outcomes import Priority
-from fairlane.ownership import Claim, PartitionId
-from fairlane.records import SourceCoordinate, TenantSpec
-from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
-from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
+from fairlane.records import TenantSpec
+from producers.replay.trace import TraceRow
 from stream_processors.dispatcher.scheduling.fair_queue import DEFAULT_QUANTUM_TOKENS, Policy, service_gap_bound
-from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, WorkId
-from stream_processors.dispatcher.scheduling.scheduler import Scheduler, SchedulerPolicy, Turn
-from stream_processors.dispatcher.scheduling.window import Fleet
-
-POOL = "simulated"
-_DISPATCHER = "dispatcher-1"
-_LOG_DELAY_MS = 10
-_REPORT_EVERY_MS = 1_000
-_SWEEP_EVERY_MS = 200
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class SimulatedRequest:
-    """A request with the facts that decisions are made from, and no content."""
-
-    claim: Claim
-    tenant: str
-    priority_class: str
-    cost_tokens: int
-    prompt_tokens: int
-    submitted_at_ms: int
-    deadline_at_ms: int
-    group: str = ""
-    pool: str = POOL
-    model_name: str = "simulated"
-    request_id: str = ""
-    size_bytes: int = 4_096
-    input_bytes: int = 4_096
-    is_backfill: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerFleet:
-    """The consumers: how many, cost tokens per second of each, and the bounds of a micro-batch."""
-
-    consumers: int
-    tokens_per_s: float
-    max_batch_items: int
-    max_batch_tokens: int
-
-
-@dataclass(slots=True)
-class Observations:
-    """What came out.
-
-    Attributes:
-        completions: by class, what was served, when it was done.
-        dispatches: by class, of the sampled tenants alone, the same when it left the queue.
-        backlogged: for each sampled tenant and class, at every sample, whether it has something waiting, and had it
-            without a break since the sample before or since it began to wait.
-    """
-
-    completions: dict[str, list[ServedRequest]] = field(default_factory=lambda: defaultdict(list))
-    dispatches: dict[str, list[ServedRequest]] = field(default_factory=lambda: defaultdict(list))
-    latencies_ms: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
-    offered: int = 0
-    shed: Counter[str] = field(default_factory=Counter)
-    late: int = 0
-    expired: int = 0
-    in_time_tokens: int = 0
-    backlogged: dict[tuple[str, str], list[tuple[int, bool]]] = field(default_factory=dict)
-
-
-class Simulation:
-    """One run. Consumers take whole micro-batches in the order of their partition, at a fixed rate."""
-
-    def __init__(
-        self, policy: Policy, tenants: Mapping[str, TenantSpec], fleet: ConsumerFleet, sampled: Sequence[str] = ()
-    ) -> None:
-        """``sampled``: the tenants whose dispatches and backlog are observed."""
-        self._fleet = fleet
-        self._seen = Observations(backlogged={(tenant, name): [] for tenant in sampled for name in Priority})
-        self._events: list[tuple[int, int, Callable[[Any, int], None], Any]] = []
-        self._numbers = count()
-        self._offsets: Counter[tuple[str, int]] = Counter()
-        self._queues: list[deque[tuple[SimulatedRequest, WorkId]]] = [deque() for _ in range(fleet.consumers)]
-        self._busy = [False] * fleet.consumers
-        self._emptied: set[tuple[str, str]] = set()
-        """Of the sampled ones, those that had nothing waiting at some time since the last sample."""
-        in_flight = InFlight(_DISPATCHER)
-        for priority_class in Priority:
-            in_flight.set_partitions(priority_topic(POOL, priority_class), fleet.consumers)
-        admission = AdmissionPolicy(max_waiting_requests=50_000, max_waiting_bytes=2**30)
-        scheduler_policy = SchedulerPolicy(policy, admission, target_queue_ms=100.0)
-        self._scheduler: Scheduler[SimulatedRequest] = Scheduler(
-            scheduler_policy, CapacityBoard(), in_flight, Fleet(_DISPATCHER)
-        )
-        self._scheduler.set_tenants(tenants)
-
-    def run(self, requests: Iterator[SimulatedRequest], until_ms: int) -> Observations:
-        """Everything that is submitted before ``until_ms``, in order of time, and what becomes of it until then."""
-        for number in range(self._fleet.consumers):
-            self._at(0, self._on_report, number)
-        self._at(_SWEEP_EVERY_MS, self._on_sweep, None)
-        upcoming = next(requests, None)
-        while True:
-            now_ms = self._events[0][0]
-            if upcoming is not None and upcoming.submitted_at_ms <= now_ms:
-                if upcoming.submitted_at_ms >= until_ms:
-                    return self._seen
-                self._arrive(upcoming)
-                upcoming = next(requests, None)
-                continue
-            if now_ms >= until_ms:
-                return self._seen
-            _, _, event, what = heappop(self._events)
-            event(what, now_ms)
-
-    def _at(self, at_ms: int, event: Callable[[Any, int], None], what: object) -> None:
-        heappush(self._events, (at_ms, next(self._numbers), event, what))
-
-    def _arrive(self, request: SimulatedRequest) -> None:
-        now_ms = request.submitted_at_ms
-        self._seen.offered += 1
-        load, _ = self._scheduler.predict(request)
-        verdict = self._scheduler.judge(request, load, now_ms)
-        if isinstance(verdict, Shed):
-            self._seen.shed[verdict.code] += 1
-            return
-        self._scheduler.push(request)
-        self._dispatch(now_ms)
-
-    def _dispatch(self, now_ms: int) -> None:
-        for turn in self._scheduler.turns(now_ms):
-            request = turn.item
-            if (request.tenant, request.priority_class) in self._seen.backlogged:
-                queues = {name: queue for name, queue, *_ in self._scheduler.pool_views()}
-                if not queues[request.pool].waiting(request.tenant, request.priority_class).requests:
-                    self._emptied.add((request.tenant, request.priority_class))
-                if not turn.is_late:
-                    dispatch = ServedRequest(now_ms, request.tenant, request.cost_tokens)
-                    self._seen.dispatches[request.priority_class].append(dispatch)
-            if turn.is_late:
-                self._late(request, now_ms)
-            else:
-                self._at(now_ms + _LOG_DELAY_MS, self._on_read_back, turn)
-
-    def _late(self, request: SimulatedRequest, now_ms: int) -> None:
-        if now_ms > request.deadline_at_ms:
-            self._seen.expired += 1
-        else:
-            self._seen.shed["deadline_unmeetable"] += 1
-
-    def _on_read_back(self, turn: Turn[SimulatedRequest], now_ms: int) -> None:
-        request = turn.item
-        topic = priority_topic(POOL, request.priority_class)
-        work = WorkId(topic, turn.partition, self._offsets[topic, turn.partition])
-        self._offsets[topic, turn.partition] += 1
-        source = SourceCoordinate(*request.claim.partition, request.claim.offset)
-        seen = Dispatched(source, request.tenant, _DISPATCHER, request.cost_tokens)
-        self._scheduler.in_flight.dispatched(work, seen)
-        self._queues[turn.partition].append((request, work))
-        self._start(turn.partition, now_ms)
-
-    def _start(self, consumer: int, now_ms: int) -> None:
-        queue = self._queues[consumer]
-        if self._busy[consumer] or not queue:
-            return
-        batch = [queue.popleft()]
-        tokens = batch[0][0].cost_tokens
-        while (
-            queue
-            and len(batch) < self._fleet.max_batch_items
-            and tokens + queue[0][0].cost_tokens <= self._fleet.max_batch_tokens
-        ):
-            batch.append(queue.popleft())
-            tokens += batch[-1][0].cost_tokens
-        self._busy[consumer] = True
-        self._at(
-            now_ms + max(1, round(1000 * tokens / self._fleet.tokens_per_s)), self._on_batch_done, (consumer, batch)
-        )
-
-    def _on_batch_done(self, what: tuple[int, list[tuple[SimulatedRequest, WorkId]]], now_ms: int) -> None:
-        consumer, batch = what
-        self._busy[consumer] = False
-        self._start(consumer, now_ms)
-        for request, work in batch:
-            completion = ServedRequest(now_ms, request.tenant, request.cost_tokens)
-            self._seen.completions[request.priority_class].append(completion)
-            self._seen.latencies_ms[request.priority_class].append(now_ms - request.submitted_at_ms)
-            if now_ms <= request.deadline_at_ms:
-                self._seen.in_time_tokens += request.cost_tokens
-            else:
-                self._seen.late += 1
-            self._at(now_ms + _LOG_DELAY_MS, self._on_settled, (request, work))
-
-    def _on_settled(self, what: tuple[SimulatedRequest, WorkId], now_ms: int) -> None:
-        request, work = what
-        settled = self._scheduler.in_flight.settled(work)
-        if settled is not None and settled.own is not None:
-            # The estimate is exact here, so that nothing is left to correct but what was not charged at first.
-            spent = request.cost_tokens - self._scheduler.charged_tokens(settled.own)
-            self._scheduler.correct(settled.own, spent)
-        self._dispatch(now_ms)
-
-    def _on_report(self, consumer: int, now_ms: int) -> None:
-        fleet = self._fleet
-        sizes = (fleet.tokens_per_s, fleet.max_batch_items, fleet.max_batch_tokens)
-        report = capacity_report(f"consumer-{consumer}", POOL, "simulated", *sizes, now_ms)
-        self._scheduler.capacity.report(report, now_ms)
-        self._at(now_ms + _REPORT_EVERY_MS, self._on_report, consumer)
-
-    def _on_sweep(self, _what: object, now_ms: int) -> None:
-        self._scheduler.refresh(now_ms)
-        for request in self._scheduler.take_late(now_ms):
-            self._late(request, now_ms)
-        self._dispatch(now_ms)
-        for _, queue, *_ in self._scheduler.pool_views():
-            for (tenant, priority_class), samples in self._seen.backlogged.items():
-                waits = queue.waiting(tenant, priority_class).requests > 0
-                samples.append((now_ms, waits and (tenant, priority_class) not in self._emptied))
-        self._emptied.clear()
-        self._at(now_ms + _SWEEP_EVERY_MS, self._on_sweep, None)
-
-
-def claim_of(tenant: str, number: int) -> Claim:
-    """The place in the log of the request with this number."""
-    return Claim(PartitionId(requests_topic(tenant), 0), number, 1)
 
 
 def zipf_tenants(count: int, exponent: float, seed: int) -> tuple[list[str], list[float]]:
@@ -270,7 +49,14 @@ CONSUMERS = 64
 SCALE_UP = 16
 OVERLOAD = 1.25
 HOUR_S = 3_600.0
-HOW = "one hour of a virtual clock under each policy; the same on every machine but for the wall time"
+OVERLOAD_S = 65.0
+LATENCY_PLOT = Path("docs/images/latency-under-overload.png")
+LARGE = (10_000, 1_000)
+"""Tenants and consumers."""
+HOW = (
+    f"one hour of a virtual clock under each policy, and {OVERLOAD_S:g} s of each overload; the same on every machine "
+    "but for the wall time"
+)
 
 _POLICIES: tuple[Policy, ...] = ("fifo", "drr", "vtc")
 _ZIPF_EXPONENT = 1.0
@@ -279,6 +65,11 @@ _CLASSES = (Priority.HIGH, Priority.NORMAL, Priority.LOW)
 _CLASS_PARTS = (0.2, 0.6, 0.2)
 _TIMEOUT_MS = {Priority.HIGH: 30_000, Priority.NORMAL: 60_000, Priority.LOW: 120_000}
 _MIN_COMMON_WAIT_MS = 10_000
+_OVERLOADS = (3.0, 10.0)
+_OVERLOADED_TENANTS = tuple(f"tenant-{number}" for number in range(1, 9))
+_OVERLOADED_FLEET = ConsumerFleet(2, 20_000.0, 8, 16_384)
+_LARGE_TOKENS_PER_S = 500.0
+_ABLATED = ("one-giant", "drifting-lengths")
 
 
 def run(
@@ -288,13 +79,19 @@ def run(
     scale_up: int = SCALE_UP,
     seconds: float = HOUR_S,
     plot: Path | None = PLOT,
+    latency_plot: Path | None = LATENCY_PLOT,
+    overload_s: float = OVERLOAD_S,
+    large: tuple[int, int] = LARGE,
+    trace: Path = TRACE_FILE,
+    shape: str | None = None,
 ) -> Result:
-    """Every policy over the same requests."""
+    """Every policy over the same requests, and every shape of overload or the one of that name."""
     started = monotonic()
     names, demand = zipf_tenants(tenants, _ZIPF_EXPONENT, SEED)
     specs = {name: TenantSpec(name, weight=float(1 + index % 2)) for index, name in enumerate(names)}
     busiest = names[:_SHOWN_TENANTS]
-    costs = [size.cost_tokens for _, size in _sizes(seconds, scale_up)]
+    rows = [row for row in load_trace(trace) if row.arrived_at_s < seconds]
+    costs = [size.cost_tokens for _, size in _sizes(rows, seconds, scale_up)]
     fleet = ConsumerFleet(consumers, sum(costs) / seconds / OVERLOAD / consumers, 2, 8_192)
     largest_request = max(costs)
     figures: list[Figure] = []
@@ -302,7 +99,7 @@ def run(
     seen: dict[Policy, Observations] = {}
     for policy in _POLICIES:
         simulation = Simulation(policy, specs, fleet, busiest)
-        seen[policy] = simulation.run(_requests(names, demand, seconds, scale_up), round(seconds * 1000))
+        seen[policy] = simulation.run(_requests(names, demand, rows, seconds, scale_up), round(seconds * 1000))
         gaps[policy], of_bound = _gap(seen[policy].dispatches, seen[policy], specs, largest_request)
         at_completion, _ = _gap(seen[policy].completions, seen[policy], specs, largest_request)
         # The bound is drr's; the others are only compared with it.
@@ -317,10 +114,35 @@ def run(
     figures.append(Figure("drr's bound of the gap at dispatch, weights 1 and 1", bound, "tokens"))
     of_fifo = gaps["drr"] / gaps["fifo"] if gaps["fifo"] else 1.0
     figures.append(Figure("gap at dispatch, drr divided by fifo", of_fifo, "ratio"))
-    figures.append(Figure("wall time", monotonic() - started, "s", "at most", 120))
+    shapes = [shape] if shape else list(SHAPES)
+    figures += _overload(shapes, trace, overload_s, large)
+    figures.append(Figure("wall time", monotonic() - started, "s", "at most", 300))
     if plot is not None:
         draw(plot, seen, busiest, specs, seconds)
+    if latency_plot is not None:
+        draw_latencies(latency_plot, Traffic(SHAPES["constant"], trace), overload_s)
     return Result(NAME, tuple(figures), ({figure.name: figure.value for figure in figures},))
+
+
+def _overload(shapes: Sequence[str], trace: Path, seconds: float, large: tuple[int, int]) -> Iterator[Figure]:
+    def measured(name: str, fleet: ConsumerFleet, seen: Observations) -> Iterator[Figure]:
+        return simulated_overload.figures(name, seen, fleet, seconds)
+
+    fleet, tenants = _OVERLOADED_FLEET, _OVERLOADED_TENANTS
+    for shape in shapes:
+        traffic = Traffic(SHAPES[shape], trace)
+        for load in _OVERLOADS[:1] if traffic.shape.is_absolute else _OVERLOADS:
+            name = shape if traffic.shape.is_absolute else f"{shape}, {load:g} times"
+            yield from measured(name, fleet, simulated(traffic, tenants, fleet, load, seconds))
+        for ablation, parts in ABLATIONS.items() if shape in _ABLATED else ():
+            load = _OVERLOADS[-1]
+            seen = simulated(traffic, tenants, fleet, load, seconds, parts)
+            yield from measured(f"{shape}, {load:g} times, {ablation}", fleet, seen)
+    many, consumers = large
+    names = [f"tenant-{number:05}" for number in range(many)]
+    large_fleet = ConsumerFleet(consumers, _LARGE_TOKENS_PER_S, 1, 16_384)
+    seen = simulated(Traffic(SHAPES["constant"], trace), names, large_fleet, _OVERLOADS[0], seconds)
+    yield from measured(f"{many:,} tenants, {consumers:,} consumers, {_OVERLOADS[0]:g} times", large_fleet, seen)
 
 
 def _figures(policy: Policy, seen: Observations, fleet: ConsumerFleet, seconds: float) -> list[Figure]:
@@ -364,9 +186,8 @@ def _common_waits(first: Sequence[tuple[int, bool]], second: Sequence[tuple[int,
             yield since, until
 
 
-def _sizes(seconds: float, scale_up: int) -> Iterator[tuple[float, RequestSize]]:
+def _sizes(rows: Sequence[TraceRow], seconds: float, scale_up: int) -> Iterator[tuple[float, RequestSize]]:
     """Arrival times in seconds, and sizes: a row of the trace becomes ``scale_up`` requests up to the next row."""
-    rows = [row for row in load_trace() if row.arrived_at_s < seconds]
     for row, following in zip(rows, [*rows[1:], None], strict=True):
         gap_s = (seconds if following is None else following.arrived_at_s) - row.arrived_at_s
         for copy in range(scale_up):
@@ -374,11 +195,11 @@ def _sizes(seconds: float, scale_up: int) -> Iterator[tuple[float, RequestSize]]
 
 
 def _requests(
-    names: Sequence[str], demand: Sequence[float], seconds: float, scale_up: int
+    names: Sequence[str], demand: Sequence[float], rows: Sequence[TraceRow], seconds: float, scale_up: int
 ) -> Iterator[SimulatedRequest]:
     chosen = random.Random(SEED)
     cumulative = list(accumulate(demand))
-    for number, (at_s, size) in enumerate(_sizes(seconds, scale_up)):
+    for number, (at_s, size) in enumerate(_sizes(rows, seconds, scale_up)):
         (tenant,) = chosen.choices(names, cum_weights=cumulative)
         (priority,) = chosen.choices(_CLASSES, weights=_CLASS_PARTS)
         at_ms = round(at_s * 1000)
@@ -419,6 +240,36 @@ def draw(
     panels[0].set_ylabel("served cost tokens, millions")
     panels[-1].legend(fontsize=7, loc="upper left")
     figure.suptitle(f"What the {len(shown)} busiest of {len(specs):,} tenants were served")
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    pyplot.close(figure)
+
+
+def draw_latencies(path: Path, traffic: Traffic, seconds: float) -> None:
+    """Latency of each served request over time at three times the capacity, before and with all parts, as a PNG."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, panels = pyplot.subplots(1, 2, figsize=(11, 4), sharey=True)
+    runs = {"deadlines alone": ABLATIONS["without all three"], "latency targets, quantiles, measured shares": ALL_PARTS}
+    for panel, (title, parts) in zip(panels, runs.items(), strict=True):
+        seen = simulated(traffic, _OVERLOADED_TENANTS, _OVERLOADED_FLEET, _OVERLOADS[0], seconds, parts)
+        panel.plot(
+            [one.done_at_ms / 1000 for one in seen.answered],
+            [(one.done_at_ms - one.submitted_at_ms) / 1000 for one in seen.answered],
+            ".",
+            markersize=2,
+        )
+        panel.axhline(TIMEOUT_MS / 1000, color="black", linewidth=0.8)
+        panel.set_title(title)
+        panel.set_xlim(0, seconds)
+        panel.set_xlabel("seconds")
+        panel.grid(alpha=0.3)
+    panels[0].set_ylabel("latency of the served, seconds")
+    figure.suptitle("Three times the capacity; the line is the deadline")
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Software": None})

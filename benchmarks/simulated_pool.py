@@ -151,6 +151,7 @@ def capacity_report(
     max_batch_size: int,
     max_batch_tokens: int,
     reported_at_ms: int,
+    partitions: tuple[int, ...] = (),
 ) -> CapacityReport:
     """Of a consumer with nothing to do whose engine decodes at half the speed of its prefill."""
     return CapacityReport(
@@ -168,4 +169,5 @@ def capacity_report(
         in_flight_tokens=0,
         reported_at_ms=reported_at_ms,
         cost_tokens_per_s=tokens_per_s,
+        partitions=partitions,
     )

@@ -48,6 +48,7 @@ class TraceSampler:
     ) -> None:
         """``max_tokens`` bounds prompt and answer together: the answer gives way."""
         self._random = random.Random(seed)
+        self._max_tokens = max_tokens
         options = PlanOptions(scale=scale, max_tokens=max_tokens)
         self._sizes = [RequestSize(*tokens_of(row, options)) for row in rows]
         gaps = sorted(later.arrived_at_s - earlier.arrived_at_s for earlier, later in pairwise(rows))
@@ -60,6 +61,10 @@ class TraceSampler:
     def size(self) -> RequestSize:
         """The size of one request."""
         return self._random.choice(self._sizes)
+
+    def bounded(self, prompt_tokens: int, output_tokens: int) -> RequestSize:
+        """A size that fits the model: the answer gives way, to one token at least."""
+        return RequestSize(prompt_tokens, max(1, min(output_tokens, self._max_tokens - prompt_tokens)))
 
     def arrivals(self, rate_per_s: float, seconds: float, *, steady: bool = False) -> list[float]:
         """Arrival times in seconds from 0 to before ``seconds``, ``rate_per_s`` on average; in the trace's bursts, or

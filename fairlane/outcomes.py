@@ -124,6 +124,7 @@ class Degradation(StrEnum):
     """What was reduced so that a request could be served at all."""
 
     FEWER_PASSAGES = "fewer_passages"
+    SHORTER_RETRIEVAL = "shorter_retrieval"
     VECTOR_ONLY = "vector_only"
     CACHED_ONLY = "cached_only"
     NO_RETRIEVAL = "no_retrieval"

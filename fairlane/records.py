@@ -459,10 +459,18 @@ class TenantGroup:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class LatencyTarget:
+    """How long requests of a tenant's class should wait at most under sustained overload."""
+
+    priority_class: str
+    target_ms: int
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class TenantSpec:
     """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
     ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
-    none."""
+    none. A class that is not in ``latency_targets`` has the deployment's target."""
 
     tenant: str
     weight: float = 1.0
@@ -481,6 +489,7 @@ class TenantSpec:
     max_prompt_tokens: int | None = None
     max_completion_tokens: int | None = None
     cache: str = "none"
+    latency_targets: tuple[LatencyTarget, ...] = ()
 
 
 @frozen_dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
 """All settings of all processes, read from the environment. Source of ``.env.example`` and docs/settings.md."""
 
+from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Literal
@@ -8,6 +9,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlane import names
+from fairlane.outcomes import Priority
 from fairlane.records import MOST_INPUT_ITEMS
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -125,6 +127,9 @@ class Settings(KafkaSettings):
     baseline of the benchmarks)."""
     admission_safety_margin: float = Field(0.1, ge=0, lt=1)
     """Share of a request's remaining time that its predicted completion must leave unused for admission."""
+    latency_target_ms: str = ""
+    """Longest predicted time in the queue of an admitted online request by class (high=500,normal=2000), for tenants
+    that set none. A class that is not named: a quarter of the request's timeout."""
     target_queue_ms: float = Field(100.0, gt=0)
     """Least work that is dispatched ahead of the consumers, as time at the pool's measured rate."""
     dedupe_ttl_s: int = Field(86_400, ge=1)
@@ -299,6 +304,17 @@ class Settings(KafkaSettings):
         """The networks in ``gateway_trusted_proxies``."""
         return _networks(self.gateway_trusted_proxies)
 
+    @field_validator("latency_target_ms")
+    @classmethod
+    def _latency_targets_are_classes(cls, given: str) -> str:
+        _latency_targets(given)
+        return given
+
+    @property
+    def latency_targets(self) -> Mapping[str, int]:
+        """The targets in ``latency_target_ms``, in milliseconds by class."""
+        return _latency_targets(self.latency_target_ms)
+
     @model_validator(mode="after")
     def _replies_outlive_their_ids(self) -> "Settings":
         if self.results_ttl_s < self.dedupe_ttl_s:
@@ -315,6 +331,17 @@ class Settings(KafkaSettings):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name.upper()} is needed with JWT_JWKS_URL")
         return self
+
+
+def _latency_targets(given: str) -> dict[str, int]:
+    """Raises ValueError for anything but CLASS=MILLISECONDS, comma-separated."""
+    targets: dict[str, int] = {}
+    for part in filter(None, map(str.strip, given.split(","))):
+        name, separator, target_ms = part.partition("=")
+        if not separator or name not in tuple(Priority) or not target_ms.isdecimal() or int(target_ms) < 1:
+            raise ValueError(f"{part!r} is not CLASS=MILLISECONDS, with a class of {', '.join(Priority)}")
+        targets[name] = int(target_ms)
+    return targets
 
 
 def _networks(given: str) -> tuple[Network, ...]:

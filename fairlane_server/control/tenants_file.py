@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
 from fairlane.outcomes import CacheMode, Degradation, Priority
-from fairlane.records import TenantGroup, TenantSpec
+from fairlane.records import LatencyTarget, TenantGroup, TenantSpec
 from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
 
 # Of weights, which divide service, and of rates, which divide waiting times. Beyond these bounds sums would lose their
@@ -52,6 +52,9 @@ def check_numbers(spec: TenantSpec) -> None:
         count = getattr(spec, name)
         if count is not None and count < 1:
             raise ValueError(f"{name}: must be at least 1, not {count}")
+    for target in spec.latency_targets:
+        if target.target_ms < 1:
+            raise ValueError(f"latency target of {target.priority_class}: must be at least 1, not {target.target_ms}")
 
 
 def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
@@ -75,6 +78,11 @@ def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
     return tuple(groups.values())
 
 
+def _latency_targets(node: YamlNode) -> tuple[LatencyTarget, ...]:
+    given = node.read({}, dict.fromkeys(map(str, Priority), _whole))
+    return tuple(LatencyTarget(name, target_ms) for name, target_ms in given.items())
+
+
 _rate = partial(YamlNode.number, minimum=_LEAST_RATE, maximum=_LARGEST_RATE)
 _name = partial(YamlNode.string, pattern=TENANT_PATTERN)
 _whole = partial(YamlNode.integer, minimum=1)
@@ -93,6 +101,7 @@ _TENANT: dict[str, Reader] = {
     "models": partial(YamlNode.strings, pattern=MODEL_PATTERN),
     "services": partial(YamlNode.strings, pattern=TENANT_PATTERN),
     "pool": _name,
+    "latency_target_ms": _latency_targets,
     "queue": lambda node: node.read({}, dict.fromkeys(_QUEUE, _whole)),
     "quotas": lambda node: node.read({}, _QUOTAS),
     "groups": _groups,
@@ -106,4 +115,10 @@ _TENANT: dict[str, Reader] = {
 def _tenant(entry: YamlNode) -> TenantSpec:
     given = entry.read({"tenant": _name}, _TENANT)
     queue = {_QUEUE[key]: bound for key, bound in given.pop("queue", {}).items()}
-    return TenantSpec(**given.pop("quotas", {}), **queue, forbidden_degradations=given.pop("forbid", ()), **given)
+    return TenantSpec(
+        **given.pop("quotas", {}),
+        **queue,
+        forbidden_degradations=given.pop("forbid", ()),
+        latency_targets=given.pop("latency_target_ms", ()),
+        **given,
+    )

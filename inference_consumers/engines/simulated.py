@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from inference_consumers.engines.protocol import (
 _WORDS = ("simulated", "answer", "without", "a", "model")
 _DEFAULT_ANSWER_TOKENS = 16
 _CHARACTERS_PER_TOKEN = 4
+_LENGTH_ASKED_FOR = re.compile(r" answer in +(\d+) tokens$")
 _LONGEST_SLEEP_S = 0.05
 # A sleep takes about a tenth of a millisecond more than it was asked for: shorter times are slept together.
 _SHORTEST_SLEEP_S = 0.001
@@ -39,7 +41,9 @@ class _Row:
 
 
 class SimulatedEngine:
-    """``simulated``: does every task. A token is four characters of the input and one word of the answer.
+    """``simulated``: does every task. A token is four characters of the input and one word of the answer. An answer has
+    as many tokens as are allowed, or fewer when the prompt ends in `` answer in N tokens``: real clients allow more
+    than they get.
 
     The batch's fixed time and its prompts come first, then a word of every item that is not done: the time is
     spread over them, so that texts come word by word and an item can be cancelled between two of them.
@@ -115,7 +119,9 @@ class SimulatedEngine:
             return Failure(Code.INVALID, "must be at least 1", "parameters.max_tokens")
         texts += [message.content for message in item.history] + [passage.text for passage in item.passages]
         prompt_tokens = sum(map(_tokens, texts))
-        answer_tokens = min(parameters.max_tokens or _DEFAULT_ANSWER_TOKENS, self.limits.max_output_tokens)
+        allowed_tokens = min(parameters.max_tokens or _DEFAULT_ANSWER_TOKENS, self.limits.max_output_tokens)
+        named = _LENGTH_ASKED_FOR.search(texts[-1])
+        answer_tokens = allowed_tokens if named is None else max(1, min(int(named[1]), allowed_tokens))
         if prompt_tokens + answer_tokens > self.limits.max_context_tokens:
             return self._too_long(prompt_tokens + answer_tokens, "input")
         text = " ".join(itertools.islice(itertools.cycle(_WORDS), answer_tokens))
@@ -124,7 +130,8 @@ class SimulatedEngine:
             text = text[: min(cuts)]
             answer_tokens = min(answer_tokens, text.count(" ") + 1)
         usage = TokenUsage(prompt_tokens=prompt_tokens, completion_tokens=answer_tokens)
-        answer = Success(Output(text=text), usage, FinishReason.STOP if cuts else FinishReason.LENGTH)
+        reason = FinishReason.STOP if cuts or answer_tokens < allowed_tokens else FinishReason.LENGTH
+        answer = Success(Output(text=text), usage, reason)
         if parameters.logprobs is None:
             return answer
         top = parameters.logprobs > 0

@@ -67,7 +67,8 @@ def assemble(
     instance_id = settings.instance_id
     scheduler: Scheduler[QueuedRequest] = Scheduler(policy, CapacityBoard(), InFlight(instance_id), Fleet(instance_id))
     writer = DecisionWriter(codec, instance_id, dispatcher_group(settings.group_prefix))
-    registry, counts, wake, deliverable = Registry(), TenantCounters(), asyncio.Event(), asyncio.Event()
+    registry = Registry(latency_targets=settings.latency_targets)
+    counts, wake, deliverable = TenantCounters(), asyncio.Event(), asyncio.Event()
     inbox = AdmissionInbox(wake)
     quotas: Quotas = LocalQuotas(clock, scheduler.part)
     accepted_ids: AcceptedIds = NoAcceptedIds()

@@ -73,6 +73,8 @@ class Dispatcher:
     _payday: asyncio.TimerHandle | None = None
     _timer: asyncio.TimerHandle | None = None
     """Runs while arrived records wait for a commit."""
+    _next_turn: asyncio.TimerHandle | None = None
+    """Runs until a consumer is about to be done with what it has."""
 
     def set_registry(
         self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion], parts: Mapping[str, float]
@@ -165,6 +167,12 @@ class Dispatcher:
         if sent := [settlement for settlement in settlements if settlement is not None]:
             self.output.transactions.submit_many(sent)
         self._answer_late(late, now_ms)
+        if self._next_turn is not None:
+            self._next_turn.cancel()
+            self._next_turn = None
+        due_ms = self.scheduler.next_turn_ms(now_ms)
+        if due_ms is not None:
+            self._next_turn = asyncio.get_running_loop().call_later(due_ms / 1_000, self.deliverable.set)
 
     def _dispatched(self, turn: Turn[QueuedRequest], queued: QueuedRequest, now_ms: int) -> Settlement | None:
         """The settlement with the work item; None if the enriched request is rejected."""
@@ -208,6 +216,7 @@ class Dispatcher:
         """Answer queued requests that cannot finish in time, and drop obsolete look-ups. Call it periodically."""
         now_ms = self.clock()
         self._answer_late(self.scheduler.take_late(now_ms), now_ms)
+        self.admission.retry_slots.expire(now_ms)
         self.enrichment.keep(self.scheduler.holds)
         self.response_cache.sweep()
         self.output.counts.flush()
@@ -264,5 +273,7 @@ class Dispatcher:
 
     async def close(self) -> None:
         """Cancel all look-ups and wait for their tasks."""
+        if self._next_turn is not None:
+            self._next_turn.cancel()
         await self.response_cache.close()
         await self.enrichment.close()

@@ -15,6 +15,7 @@ from fairlane.records import (
 )
 from fairlane.trace_context import TraceHeaders
 from stream_processors.dispatcher.reading.record_batches import memory_bytes
+from stream_processors.dispatcher.scheduling.cost import most_output_tokens
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -74,6 +75,10 @@ class QueuedRequest:
     submitted_at_ms: int
     admitted_at_ms: int
     deadline_at_ms: int
+    latency_target_ms: int
+    """Longest predicted time in the queue at which it is admitted."""
+    cautious_cost_tokens: int
+    """``cost_tokens`` with an answer that nine of ten such requests do not exceed."""
     is_backfill: bool = False
     degradations: tuple[str, ...] = ()
     passages: tuple[Passage, ...] = ()
@@ -115,6 +120,10 @@ class QueuedRequest:
     @property
     def model_name(self) -> str:
         return self.model.model
+
+    @property
+    def most_output_tokens(self) -> int:
+        return most_output_tokens(self.model, self.request.parameters.max_tokens)
 
 
 @frozen_dataclass(frozen=True, slots=True, eq=False)

@@ -9,6 +9,7 @@ from fairlane.names import is_model_name, is_name
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import ModelVersion, TenantSpec
+from fairlane_server.admission_rule import latency_target_ms
 from fairlane_server.control.tenants_file import check_numbers
 from stream_processors.dispatcher.intake.validation import Rejection, within_tenant_bound
 from stream_processors.dispatcher.queued_request import QueuedRequest
@@ -26,6 +27,8 @@ class Registry:
     """The present tenants and models by name. One object, shared by all stages."""
 
     costs: CostModel = field(default_factory=CostModel)
+    latency_targets: Mapping[str, int] = field(default_factory=dict)
+    """The deployment's, in milliseconds by class."""
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +44,10 @@ class Registry:
     def tenant(self, name: str) -> TenantSpec:
         """The tenant, with the defaults if it is not registered."""
         return self.tenants.get(name) or TenantSpec(name)
+
+    def latency_target_ms(self, tenant: str, priority_class: str, timeout_ms: int) -> int:
+        """The latency target of a request with this timeout."""
+        return latency_target_ms(self.tenants.get(tenant), priority_class, timeout_ms, self.latency_targets)
 
     def pool_for(self, model: ModelVersion, tenant: str) -> str | Rejection:
         """The pool for this model: the tenant's own pool if it has one, never another tenant's. A refusal if none."""
@@ -82,7 +89,12 @@ class Registry:
             return renewed
         cost = self.costs.estimate(queued.tenant, model, queued.input_bytes, request.parameters.max_tokens)
         more = queued.expected_tokens
-        return replace(renewed, cost_tokens=cost.total + more, prompt_tokens=cost.prompt_tokens + more)
+        return replace(
+            renewed,
+            cost_tokens=cost.total + more,
+            cautious_cost_tokens=cost.cautious_total + more,
+            prompt_tokens=cost.prompt_tokens + more,
+        )
 
     def reassign(self, scheduler: Scheduler[QueuedRequest]) -> list[tuple[QueuedRequest, Rejection]]:
         """Move queued requests whose pool or model version has changed to the present one, uncharged and not judged

@@ -8,7 +8,7 @@ from typing import Any, cast
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from fairlane import names
-from fairlane.outcomes import CacheMode, Health
+from fairlane.outcomes import CacheMode, Health, Priority
 from fairlane.ownership import Membership, Ownership, PartitionId
 from fairlane.records import (
     AuditEvent,
@@ -131,6 +131,10 @@ class KeptAnswers:
         self.remembered.append(question)
 
 
+UNTARGETED = {"latency_target_ms": ",".join(f"{name}=86400000" for name in Priority)}
+"""No latency target below the timeout."""
+
+
 class Bench:
     """Begins with one tenant, acme, one model, words, and no consumer that ever reported."""
 
@@ -144,7 +148,7 @@ class Bench:
         self.kept = KeptAnswers()
         self.now_ms = NOW_MS
         self.dispatcher = assemble(
-            Settings(instance_id="dispatcher-1", **settings),
+            Settings(instance_id="dispatcher-1", **(UNTARGETED | settings)),
             default_codec(),
             self.ownership,
             cast("TransactionLoop", self.transactions),

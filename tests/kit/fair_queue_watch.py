@@ -35,6 +35,7 @@ class Request:
     prompt_tokens: int = 10
     size_bytes: int = 1
     actual_tokens: int = 100
+    is_backfill: bool = False
 
 
 def never(_request: Request) -> bool:

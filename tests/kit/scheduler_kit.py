@@ -37,6 +37,17 @@ class Request:
     input_bytes: int = 40
     is_backfill: bool = False
     model_name: str = "words"
+    most_output_tokens: int = 0
+    target_ms: int | None = None
+    """Latency target; None: as long as it has."""
+
+    @property
+    def latency_target_ms(self) -> int:
+        return self.deadline_at_ms - self.submitted_at_ms if self.target_ms is None else self.target_ms
+
+    @property
+    def cautious_cost_tokens(self) -> int:
+        return self.cost_tokens
 
     @property
     def request_id(self) -> str:

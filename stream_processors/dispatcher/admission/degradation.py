@@ -13,6 +13,7 @@ from stream_processors.dispatcher.intake.validation import size_of_input
 
 LADDER: tuple[Degradation, ...] = (
     Degradation.FEWER_PASSAGES,
+    Degradation.SHORTER_RETRIEVAL,
     Degradation.VECTOR_ONLY,
     Degradation.CACHED_ONLY,
     Degradation.NO_RETRIEVAL,
@@ -25,7 +26,14 @@ LADDER: tuple[Degradation, ...] = (
 
 _SUPERSEDED_BY: Mapping[Degradation, frozenset[Degradation]] = {
     Degradation.CACHED_ONLY: frozenset({Degradation.VECTOR_ONLY}),
-    Degradation.NO_RETRIEVAL: frozenset({Degradation.FEWER_PASSAGES, Degradation.VECTOR_ONLY, Degradation.CACHED_ONLY}),
+    Degradation.NO_RETRIEVAL: frozenset(
+        {
+            Degradation.FEWER_PASSAGES,
+            Degradation.SHORTER_RETRIEVAL,
+            Degradation.VECTOR_ONLY,
+            Degradation.CACHED_ONLY,
+        }
+    ),
 }
 _WIDER_THAN: Mapping[RetrievalMode, frozenset[str]] = {
     RetrievalMode.VECTOR: frozenset({RetrievalMode.HYBRID}),
@@ -45,7 +53,8 @@ _ASSISTANT = "assistant"
 class LadderPolicy:
     """Thresholds of the levels.
 
-    Pressure is the predicted finish time over the allowed time: above 1 a request would be rejected.
+    Pressure is the predicted finish time over the allowed time, or the predicted time in the queue over the latency
+    target if that is more: above 1 a request would be rejected.
 
     Attributes:
         up_at: for each level but 0 the pressure from which it is entered, rising.
@@ -57,7 +66,7 @@ class LadderPolicy:
         max_entries: most (pool, tenant) pairs kept; beyond it the least recently used one is at level 0.
     """
 
-    up_at: tuple[float, ...] = (0.50, 0.56, 0.62, 0.68, 0.74, 0.80, 0.86, 0.92)
+    up_at: tuple[float, ...] = (0.50, 0.55, 0.60, 0.65, 0.71, 0.76, 0.81, 0.86, 0.92)
     down_ratio: float = 0.7
     spared_ratio: float = 0.6
     up_every_ms: int = 500
@@ -216,6 +225,10 @@ def degrade(
                 if generates and within != request and Degradation.CAPPED_MAX_TOKENS not in steps:
                     steps.append(Degradation.CAPPED_MAX_TOKENS)
                 request, model = replace(within, model=smaller.model), smaller
+                steps.append(step)
+        elif step is Degradation.SHORTER_RETRIEVAL:
+            # The enrichment stage gives it half of the budget. Backfill has time.
+            if request.retrieval is not None and step not in pointless and not backfill:
                 steps.append(step)
         elif step not in pointless:
             changed = _without(request, step, model)

@@ -172,7 +172,14 @@ class Shed:
     retry_after_ms: int
 
 
-def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: WorkAhead, now_ms: int) -> Shed | None:
+def decide(
+    policy: AdmissionPolicy,
+    request: Schedulable,
+    bounds: Bounds,
+    load: WorkAhead,
+    now_ms: int,
+    target_part: float = 1.0,
+) -> Shed | None:
     """None if the request is admitted, else its rejection.
 
     - Backfill is admitted.
@@ -182,6 +189,8 @@ def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: 
     - ``deadline_unmeetable`` if now + wait + service > submitted + (deadline - submitted) x (1 - safety_margin). A pool
       that never reported, and an idle live one, take every request that has not expired: a pool's rate is learned only
       from work, so a wrong rate must not reject for ever.
+    - ``overloaded`` if it would be queued longer than ``target_part`` of its latency target. Work in flight does not
+      count: a refusal would not make it less, and it is mostly that of others.
 
     A flooder's backlog never causes the rejection of another tenant's request: the backlogs of others change the
     prediction by at most one turn each; and they never make a request ``overloaded`` that leaves its tenant within its
@@ -193,7 +202,7 @@ def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: 
     the request id lengthens it by up to ``jitter``, so that requests rejected together do not return together; it lies
     between ``LEAST_RETRY_MS`` and ``MOST_RETRY_MS``.
     """
-    prediction = predict(load, request.cost_tokens)
+    prediction = predict(load, request.cautious_cost_tokens)
     if request.is_backfill:
         return None
     requests, size = _shared_bounds(policy, bounds)
@@ -207,13 +216,19 @@ def decide(policy: AdmissionPolicy, request: Schedulable, bounds: Bounds, load: 
         code = Code.DEADLINE_UNMEETABLE
         latest = f"in {left_ms / 1000:.1f} s" if left_ms > 0 else "past"
         message = f"it would be done in {prediction.finish_ms / 1000:.1f} s; its deadline, less the margin, is {latest}"
+    elif prediction.queue_ms > target_part * request.latency_target_ms and not takes_anything(load):
+        code = Code.OVERLOADED
+        wait_s, target_s = prediction.queue_ms / 1000, request.latency_target_ms / 1000
+        message = f"it would be queued for {wait_s:.1f} s of a latency target of {target_s:.1f} s"
+        if target_part < 1:
+            message += f", {target_part:.0%} of which is for those who were not refused before"
     else:
         return None
     own_ms, all_ms = _drain_ms(bounds, load)
     retry_ms = prediction.return_ms + max(
         requests.ms_until_admitted(1, own_ms, all_ms),
         size.ms_until_admitted(request.size_bytes, own_ms, all_ms),
-        prediction.ms_until_in_time(allowed_ms),
+        prediction.ms_until_in_time(allowed_ms, request.latency_target_ms),
     )
     return Shed(code, message, retry_after_ms(retry_ms, policy.jitter, request.request_id))
 
@@ -261,10 +276,8 @@ def _drain_ms(bounds: Bounds, load: WorkAhead) -> tuple[float, float]:
     if rate <= 0:
         # Unknown rate: nothing drains before a consumer comes.
         return LEAST_OUTAGE_MS, LEAST_OUTAGE_MS
-    return (
-        drain_ms(bounds.tenant_waiting_tokens, rate * load.own_share),
-        drain_ms(bounds.total_waiting_tokens, rate * load.dispatcher_share),
-    )
+    all_ms = drain_ms(bounds.total_waiting_tokens, rate * load.dispatcher_share)
+    return load.own_drain_ms(bounds.tenant_waiting_tokens), all_ms
 
 
 def _full(unit: str, shared: SharedBound, size: int) -> str:

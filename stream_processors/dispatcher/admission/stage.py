@@ -3,18 +3,20 @@
 import asyncio
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import ceil
 
 from fairlane import metrics
 from fairlane.backoff import jittered_ms
 from fairlane.outcomes import Code, Decision, Degradation, Priority
 from fairlane.ownership import Ownership
-from fairlane.records import ModelVersion, TenantSpec
+from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane_server.admission_rule import CapacityState, Prediction, WorkAhead
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
 from stream_processors.dispatcher.admission.quotas import Exceeded
+from stream_processors.dispatcher.admission.retry_slots import RetrySlots
 from stream_processors.dispatcher.admission.rules import Shed
 from stream_processors.dispatcher.enrichment.context import shown_message_tokens
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
@@ -67,6 +69,7 @@ class AdmissionStage:
     enrichment: EnrichmentStage
     output: OutputStage
     ladder: Ladder = field(default_factory=Ladder)
+    retry_slots: RetrySlots = field(default_factory=RetrySlots)
 
     async def submit(self, candidates: Sequence[Candidate]) -> None:
         """Queue each request or answer it. Requests of partitions that moved on are left to their new owner, which may
@@ -164,18 +167,29 @@ class AdmissionStage:
         """The request as it is queued, or the outputs of its immediate rejection."""
         if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
             return self._beyond_quota(queued, exceeded, now_ms)
+        # As it was sent: at its next try it may be degraded otherwise.
+        backlog, target_part = (queued.pool, queued.tenant, queued.priority_class), 1.0
+        has_slots = not queued.is_backfill and self.retry_slots.are_outstanding(backlog)
+        if has_slots:
+            target_part = self.retry_slots.target_part(backlog, _content_of(queued.request), now_ms)
         load, prediction = self.scheduler.predict(queued)
-        degraded, pressure, level = self._degrade(queued, prediction, now_ms)
+        degraded, pressure, level = self._degrade(queued, prediction, target_part, now_ms)
         if degraded is not queued:
             load, prediction = self.scheduler.predict(degraded)
-        verdict = self.scheduler.judge(degraded, load, now_ms)
+        verdict = self.scheduler.judge(degraded, load, now_ms, target_part)
         inputs = _inputs(degraded, load, prediction, self.scheduler.rank_at_most(degraded))
         if isinstance(verdict, Shed):
             if degraded is not queued:
                 # Rejected even when degraded, so the reply shows the undegraded request. The audited inputs are those
                 # of the degraded attempt.
                 inputs["tried_steps"] = " ".join(degraded.degradations)
-            return self._shed(queued, verdict.code, verdict.message, verdict.retry_after_ms, inputs, now_ms)
+            retry_after_ms = verdict.retry_after_ms
+            if load.capacity.state is CapacityState.LIVE and verdict.code == Code.OVERLOADED:
+                content, service_ms = _content_of(queued.request), load.own_drain_ms(degraded.cost_tokens)
+                retry_after_ms = ceil(self.retry_slots.refused(backlog, content, retry_after_ms, service_ms, now_ms))
+            return self._shed(queued, verdict.code, verdict.message, retry_after_ms, inputs, now_ms)
+        if has_slots:
+            self.retry_slots.admitted(backlog, _content_of(queued.request))
         if exceeded is not None and exceeded.retry_after_ms is not None:
             self.output.charges.owe(queued, now_ms + exceeded.retry_after_ms)
         self.output.counts.decided(degraded.tenant, Decision.ACCEPTED)
@@ -202,18 +216,22 @@ class AdmissionStage:
             degradations=steps,
             prompt_tokens=max(0, queued.prompt_tokens - left_out),
             cost_tokens=max(0, queued.cost_tokens - left_out),
+            cautious_cost_tokens=max(0, queued.cautious_cost_tokens - left_out),
         )
         return reduced, (self._note_degraded(reduced, made.steps, {"handed_back": queued.handed_back}, now_ms),)
 
-    def _degrade(self, queued: QueuedRequest, prediction: Prediction, now_ms: int) -> tuple[QueuedRequest, float, int]:
-        """The degraded request (the same object if unchanged), its pressure (predicted finish time over time left), and
-        the ladder level applied to it."""
+    def _degrade(
+        self, queued: QueuedRequest, prediction: Prediction, target_part: float, now_ms: int
+    ) -> tuple[QueuedRequest, float, int]:
+        """The degraded request (the same object if unchanged), its pressure, and the ladder level applied to it. At
+        pressure 1 it would be rejected: for its predicted finish over the time left, or its wait over its target."""
         if queued.is_backfill:
             # Backfill has time, so it adds no pressure; it gets the level of its tenant's online requests.
             pressure, level = 0.0, self.ladder.present_level(queued.pool, queued.tenant, now_ms)
         else:
             allowed_ms = max(1, queued.deadline_at_ms - now_ms)
-            pressure = prediction.finish_ms / allowed_ms
+            target_ms = target_part * queued.latency_target_ms
+            pressure = max(prediction.finish_ms / allowed_ms, prediction.queue_ms / target_ms)
             level = self.ladder.level(queued.pool, queued.tenant, pressure, now_ms)
             if level:
                 level = self.ladder.felt(level, pressure)
@@ -263,6 +281,7 @@ class AdmissionStage:
             model=made.model,
             pool=queued.pool if made.model is queued.model else pool_of_smaller,
             cost_tokens=cost.total + expected_tokens,
+            cautious_cost_tokens=cost.cautious_total + expected_tokens,
             prompt_tokens=cost.prompt_tokens + expected_tokens,
             expected_tokens=expected_tokens,
             input_bytes=input_bytes,
@@ -316,6 +335,11 @@ class AdmissionStage:
     ) -> tuple[OutputRecord, ...]:
         self.output.counts.shed(queued.tenant, queued.pool, code, now_ms)
         return self.output.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
+
+
+def _content_of(request: InferenceRequest) -> int:
+    """The same for a request that is sent again, under whatever id."""
+    return hash((request.model, request.task, request.input, request.parameters, request.conversation_id))
 
 
 def _inputs(queued: QueuedRequest, load: WorkAhead, prediction: Prediction, rank_at_most: int) -> dict[str, object]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.logs import get_logger
-from fairlane.outcomes import HistoryReason, Priority, RetrievalReason
+from fairlane.outcomes import Degradation, HistoryReason, Priority, RetrievalReason
 from fairlane.ownership import Claim
 from fairlane.records import Retrieval, SourceCoordinate
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Permit, Urgency
@@ -251,7 +251,9 @@ class EnrichmentStage:
         )
 
     def _budget_s(self, queued: QueuedRequest) -> float:
-        return self.budget_s * _BACKFILL_BUDGETS if queued.is_backfill else self.budget_s
+        if queued.is_backfill:
+            return self.budget_s * _BACKFILL_BUDGETS
+        return self.budget_s / 2 if Degradation.SHORTER_RETRIEVAL in queued.degradations else self.budget_s
 
 
 def _urgency(queued: QueuedRequest, *, is_its_turn: bool) -> Urgency:

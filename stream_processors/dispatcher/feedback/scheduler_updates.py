@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
-from fairlane.records import DispatchReport
+from fairlane.outcomes import Outcome
+from fairlane.records import DispatchReport, UsageEvent
 from fairlane_server.admission_rule import PoolCapacity
 from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
@@ -36,6 +37,8 @@ class SchedulerUpdates:
                 scheduler.fleet.report(event, now_ms)
             else:
                 settled = apply_to_in_flight(scheduler.in_flight, event)
+                if isinstance(event, UsageEvent):
+                    scheduler.finished(event.work.topic, event.work.partition, now_ms)
                 if settled is not None:
                     self.response_cache.settled(settled)
                     self._settled(settled, now_ms)
@@ -45,10 +48,12 @@ class SchedulerUpdates:
         own, usage = settled.own, settled.usage
         if own is None or usage is None:
             return
-        self.costs.learn(own.tenant, own.model, own.input_bytes, usage)
+        self.costs.learn(own.tenant, own.model, own.input_bytes, own.most_output_tokens, usage)
         self.scheduler.correct(own, correction(self.scheduler.charged_tokens(own), usage))
         spent = actual_cost(usage)
         if spent:
+            if usage.outcome == Outcome.OK:
+                self.scheduler.learn_service(own, spent, usage.engine_ms)
             self.counts.recent.served(own.tenant, own.pool, spent, now_ms)
             metrics.SERVED_TOKENS.labels(tenant=self.counts.label(own.tenant), pool=own.pool).inc(spent)
 

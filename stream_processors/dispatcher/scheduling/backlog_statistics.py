@@ -96,6 +96,8 @@ class Queueable(Protocol):
     def size_bytes(self) -> int: ...
     @property
     def deadline_at_ms(self) -> int: ...
+    @property
+    def is_backfill(self) -> bool: ...
 
 
 class Schedulable(Queueable, Protocol):
@@ -112,9 +114,18 @@ class Schedulable(Queueable, Protocol):
     @property
     def submitted_at_ms(self) -> int: ...
     @property
+    def latency_target_ms(self) -> int: ...
+    @property
+    def cautious_cost_tokens(self) -> int:
+        """``cost_tokens`` with an answer that nine of ten such requests do not exceed."""
+        ...
+
+    @property
     def input_bytes(self) -> int: ...
     @property
-    def is_backfill(self) -> bool: ...
+    def most_output_tokens(self) -> int:
+        """The longest answer that the request and its model allow."""
+        ...
 
 
 ItemT = TypeVar("ItemT", bound=Queueable)
@@ -122,11 +133,12 @@ ItemT = TypeVar("ItemT", bound=Queueable)
 
 @dataclass(slots=True)
 class Backlog:
-    """Queued requests, their cost tokens and their bytes."""
+    """Queued requests, their cost tokens and their bytes. ``backfill_tokens``: of one tenant's, those of backfill."""
 
     requests: int = 0
     tokens: int = 0
     size_bytes: int = 0
+    backfill_tokens: int = 0
 
 
 class _ClassSums:
@@ -175,6 +187,8 @@ class BacklogStatistics(Generic[ItemT]):
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
         own.requests += 1
         own.tokens += cost_tokens
+        if item.is_backfill:
+            own.backfill_tokens += cost_tokens
         own.size_bytes += size_bytes
         everything.requests += 1
         everything.tokens += cost_tokens
@@ -187,6 +201,8 @@ class BacklogStatistics(Generic[ItemT]):
         cost_tokens, size_bytes = item.cost_tokens, item.size_bytes
         own.requests -= 1
         own.tokens -= cost_tokens
+        if item.is_backfill:
+            own.backfill_tokens -= cost_tokens
         own.size_bytes -= size_bytes
         everything.requests -= 1
         everything.tokens -= cost_tokens

@@ -2,11 +2,13 @@
 
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import TypeVar
 
 from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest, ModelVersion, UsageEvent
 from fairlane_server.admission_rule import cost_tokens
+from stream_processors.dispatcher.scheduling.quantity import Quantity
 
 BYTES_PER_TOKEN = 4
 _EXPECTED_OUTPUT_TOKENS = 256
@@ -19,30 +21,44 @@ class Cost:
 
     Attributes:
         prompt_tokens: at least 1.
-        output_tokens: 0 for a model that puts out none.
+        output_tokens: expected; 0 for a model that puts out none.
+        cautious_output_tokens: at least ``output_tokens``: what nine of ten such answers do not exceed.
     """
 
     prompt_tokens: int
     output_tokens: int
+    cautious_output_tokens: int
 
     @property
     def total(self) -> int:
         """In cost tokens."""
         return cost_tokens(self.prompt_tokens, self.output_tokens)
 
+    @property
+    def cautious_total(self) -> int:
+        """In cost tokens."""
+        return cost_tokens(self.prompt_tokens, self.cautious_output_tokens)
+
 
 @dataclass(slots=True)
-class _Learned:
+class _PromptRatio:
+    """Prompt tokens over the plain estimate."""
+
     samples: int = 0
-    prompt_ratio: float = 1.0
-    output_tokens: float = 0.0
+    mean: float = 1.0
+
+
+_Kind = tuple[str, str, int]
+"""Tenant, model, and the power of two above the most output tokens that are allowed. Tenant "": of all tenants."""
 
 
 class CostModel:
     """Learns from actual usage how many tokens a tenant's requests to a model have.
 
-    Averages are exponential with ``smoothing`` as the weight of the newest, after a plain mean over the first
-    1 / ``smoothing``. Keeps ``max_entries`` (tenant, model) pairs and drops the least recently updated. Every
+    The length of an answer is learned as a part of what was allowed, separately for each power of two of that: some
+    clients ask for the length they expect, others for the longest they can bear. A tenant without answers starts from
+    those of all tenants. Averages are exponential with ``smoothing`` as the weight of the newest, after a plain mean
+    over the first 1 / ``smoothing``. Keeps ``max_entries`` of each kind and drops the least recently updated. Every
     operation is O(1). For one thread.
     """
 
@@ -51,23 +67,27 @@ class CostModel:
             raise ValueError("max_entries must be at least 1, smoothing above 0 and at most 1")
         self._max_entries = max_entries
         self._smoothing = smoothing
-        self._learned: OrderedDict[tuple[str, str], _Learned] = OrderedDict()
+        self._prompts: OrderedDict[tuple[str, str], _PromptRatio] = OrderedDict()
+        self._answers: OrderedDict[_Kind, Quantity] = OrderedDict()
 
     def estimate(self, tenant: str, model: ModelVersion, input_bytes: int, max_tokens: int | None) -> Cost:
         """Estimated cost of a request with ``input_bytes`` of input; never more output than it or the model allows."""
         plain = _plain_prompt_tokens(input_bytes)
-        learned = self._learned.get((tenant, model.model))
-        prompt = plain if learned is None else max(1, round(plain * learned.prompt_ratio))
-        if not model.max_output_tokens:
-            return Cost(prompt, 0)
-        most = min(max_tokens or model.max_output_tokens, model.max_output_tokens)
-        if learned is not None:
-            expected = max(1, round(learned.output_tokens))
-        else:
-            expected = max_tokens or _EXPECTED_OUTPUT_TOKENS
-        return Cost(prompt, min(expected, most))
+        ratio = self._prompts.get((tenant, model.model))
+        prompt = plain if ratio is None else max(1, round(plain * ratio.mean))
+        most = most_output_tokens(model, max_tokens)
+        if not most:
+            return Cost(prompt, 0, 0)
+        kind = most.bit_length()
+        answers = self._answers
+        known = answers.get((tenant, model.model, kind)) or answers.get((_ALL_TENANTS, model.model, kind))
+        if known is None:
+            expected = min(most, max_tokens or _EXPECTED_OUTPUT_TOKENS)
+            return Cost(prompt, expected, expected)
+        expected = max(1, min(most, round(most * known.mean)))
+        return Cost(prompt, expected, max(expected, min(most, round(most * known.cautious))))
 
-    def learn(self, tenant: str, model: str, input_bytes: int, usage: UsageEvent) -> None:
+    def learn(self, tenant: str, model: str, input_bytes: int, most_output_tokens: int, usage: UsageEvent) -> None:
         """Learn from the usage of one answered request with counted tokens; other usage is ignored.
 
         Usage is compared with the input bytes, not with the estimate: the same error of the estimate would otherwise be
@@ -77,26 +97,55 @@ class CostModel:
             tenant: of the request.
             model: the name of the model that answered.
             input_bytes: as given to ``estimate``; 0 when no longer known: ignored.
+            most_output_tokens: allowed by the request and the model; 0 for a model that puts out none.
             usage: of the request.
         """
         if usage.outcome != Outcome.OK or usage.prompt_tokens <= 0 or input_bytes <= 0:
             return
         key = (tenant, model)
-        learned = self._learned.get(key)
-        if learned is None:
-            if len(self._learned) >= self._max_entries:
-                self._learned.popitem(last=False)
-            learned = self._learned[key] = _Learned()
+        known = self._prompts.get(key)
+        if known is None:
+            known = self._prompts[key] = _PromptRatio()
+            _bound(self._prompts, self._max_entries)
         else:
-            self._learned.move_to_end(key)
-        learned.samples += 1
-        rate = max(self._smoothing, 1 / learned.samples)
+            self._prompts.move_to_end(key)
+        known.samples += 1
+        rate = max(self._smoothing, 1 / known.samples)
         ratio = min(_MAX_RATIO, max(_MIN_RATIO, usage.prompt_tokens / _plain_prompt_tokens(input_bytes)))
-        learned.prompt_ratio += rate * (ratio - learned.prompt_ratio)
-        learned.output_tokens += rate * (max(0, usage.completion_tokens) - learned.output_tokens)
+        known.mean += rate * (ratio - known.mean)
+        if most_output_tokens > 0:
+            part = min(1.0, max(0, usage.completion_tokens) / most_output_tokens)
+            kind = most_output_tokens.bit_length()
+            self._learn_answer((_ALL_TENANTS, model, kind), part)
+            self._learn_answer((tenant, model, kind), part)
+
+    def _learn_answer(self, kind: _Kind, part: float) -> None:
+        known = self._answers.get(kind)
+        if known is None:
+            prior = self._answers.get((_ALL_TENANTS, *kind[1:]))
+            known = self._answers[kind] = Quantity(self._smoothing) if prior is None else prior.as_prior()
+            _bound(self._answers, self._max_entries)
+        else:
+            self._answers.move_to_end(kind)
+        known.learn(part)
 
     def __len__(self) -> int:
-        return len(self._learned)
+        return len(self._prompts)
+
+
+_ALL_TENANTS = ""
+_KeyT = TypeVar("_KeyT")
+_ValueT = TypeVar("_ValueT")
+
+
+def _bound(entries: OrderedDict[_KeyT, _ValueT], most: int) -> None:
+    if len(entries) > most:
+        entries.popitem(last=False)
+
+
+def most_output_tokens(model: ModelVersion, max_tokens: int | None) -> int:
+    """The longest answer that the request and the model allow."""
+    return min(max_tokens or model.max_output_tokens, model.max_output_tokens)
 
 
 def _plain_prompt_tokens(input_bytes: int) -> int:

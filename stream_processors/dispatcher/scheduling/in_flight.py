@@ -53,10 +53,30 @@ class Held:
         self.own_items += other.own_items
 
 
-class InFlightLedger:
-    """The sums of one pool. O(1) each, except for ``choose`` and for a call with another set of partitions."""
+class ConsumerLoad(NamedTuple):
+    """Work in flight of one consumer.
 
-    __slots__ = ("_among", "_by_partition", "_chosen", "_chosen_at", "_loads", "_this_round", "_within", "total")
+    Attributes:
+        since_ms: when its present run began, as far as can be seen: when the one before was settled, or when it got
+        work
+            after it had none.
+        chosen: number of the choice that last fell on it.
+    """
+
+    tokens: int
+    items: int
+    since_ms: int
+    chosen: int
+
+
+class InFlightLedger:
+    """The sums of one pool. O(1) each, except for ``choose``, ``consumer_loads``, and for a call with another set of
+    partitions."""
+
+    __slots__ = (
+        *("_among", "_by_partition", "_chosen", "_chosen_at", "_loads", "_run_since_ms", "_this_round", "_within"),
+        "total",
+    )
 
     def __init__(self) -> None:
         self.total = Held()
@@ -69,6 +89,28 @@ class InFlightLedger:
         self._chosen_at: defaultdict[int, int] = defaultdict(int)
         """By partition, the number of the choice that last fell on it."""
         self._this_round: set[int] = set()
+        self._run_since_ms: defaultdict[int, int] = defaultdict(int)
+        """By partition."""
+
+    def consumer_loads(self, by_consumer: Iterable[frozenset[int]]) -> list[ConsumerLoad]:
+        """The work in flight of each consumer, given its partitions."""
+        held_by, since_ms, chosen_at = self._by_partition, self._run_since_ms, self._chosen_at
+        found = []
+        for partitions in by_consumer:
+            tokens = items = since = chosen = 0
+            for partition in partitions:
+                held = held_by.get(partition)
+                if held is not None:
+                    tokens += held.tokens
+                    items += held.items
+                since = max(since, since_ms[partition])
+                chosen = max(chosen, chosen_at[partition])
+            found.append(ConsumerLoad(tokens, items, since, chosen))
+        return found
+
+    def began(self, partition: int, now_ms: int) -> None:
+        """The consumer of this partition began a run."""
+        self._run_since_ms[partition] = now_ms
 
     def count(self, partition: int, tokens: int, items: int, *, is_own: bool) -> None:
         """Add work on this partition; negative numbers remove it."""
@@ -156,6 +198,7 @@ class Reserved:
     prompt_tokens: int
     model: str
     input_bytes: int = 0
+    most_output_tokens: int = 0
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -359,6 +402,14 @@ class InFlight:
 
     def pools(self) -> list[str]:
         return [pool for pool, ledger in self._ledgers.items() if ledger.total.tokens]
+
+    def consumer_loads(self, pool: str, by_consumer: Iterable[frozenset[int]]) -> list[ConsumerLoad]:
+        """The work in flight of each consumer of the pool, given its partitions. O(partitions)."""
+        return self._ledger_of(pool).consumer_loads(by_consumer)
+
+    def began(self, pool: str, partition: int, now_ms: int) -> None:
+        """A run began at the consumer of this partition: something of it was settled, or it had nothing to do."""
+        self._ledger_of(pool).began(partition, now_ms)
 
     def start_round(self, pool: str) -> None:
         """Start a round of choices of this pool; see ``choose_partition``."""

@@ -4,12 +4,15 @@ Pure: reports, settlements and ``now`` in, verdicts and turns out. The dispatche
 scheduler.
 """
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import ceil
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from fairlane.frozen import frozen_dataclass
-from fairlane.names import priority_topic
+from fairlane.names import pool_of_priority, priority_topic
 from fairlane.ownership import Claim
 from fairlane.records import SourceCoordinate, TenantSpec
 from fairlane_server.admission_rule import CapacityState, PoolCapacity, Prediction, WorkAhead, predict
@@ -21,14 +24,36 @@ from stream_processors.dispatcher.scheduling.backlog_statistics import (
     Share,
 )
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
-from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue
+from stream_processors.dispatcher.scheduling.fair_queue import (
+    DEFAULT_QUANTUM_TOKENS,
+    FairQueue,
+    Policy,
+    make_fair_queue,
+)
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Held, InFlight, Reserved
+from stream_processors.dispatcher.scheduling.quantity import Quantity
+from stream_processors.dispatcher.scheduling.served_shares import ServedShares
 from stream_processors.dispatcher.scheduling.tenant_occupancy import RequestIndex, TenantOccupancy
-from stream_processors.dispatcher.scheduling.window import NO_WINDOW, Amount, Fleet, FleetShare, room_tokens, window
+from stream_processors.dispatcher.scheduling.window import (
+    NO_WINDOW,
+    Amount,
+    ConsumerChoice,
+    Fleet,
+    FleetShare,
+    remaining_ms,
+    room_tokens,
+    window,
+)
 
 CLASS_WEIGHTS = DEFAULT_CLASS_WEIGHTS
 
 _MEAN_COST_GAIN = 0.02
+_NOTABLE_FALL = 0.9
+"""A pool whose rate falls below this part of what it was is asked what it can still serve."""
+_REVIEW_EVERY_MS = 1_000
+_STRETCH_TTL_MS = 30_000
+"""What was learned of runs and refuses what would teach it anew is forgotten."""
+_DEADLINE = attrgetter("deadline_at_ms")
 
 ItemT = TypeVar("ItemT", bound=Schedulable)
 
@@ -72,12 +97,29 @@ class SchedulerPolicy:
 
 
 @dataclass(slots=True)
+class _Stretch:
+    """How many times longer runs take than a request's own tokens would."""
+
+    ratio: Quantity = field(default_factory=Quantity)
+    learned_at_ms: int = 0
+
+
+@dataclass(slots=True)
 class _Pool(Generic[ItemT]):
     queue: FairQueue[ItemT]
     capacity: PoolCapacity
     share: FleetShare
     mean_cost_tokens: float = 0.0
     window: Amount = NO_WINDOW
+    served: ServedShares = field(default_factory=ServedShares)
+    stretches: dict[int, _Stretch] = field(default_factory=dict)
+    """By power of two of a request's cost."""
+    choice: ConsumerChoice | None = None
+    """Of the present round; None while it is unknown which consumers own which partitions."""
+    planned_rate: float = 0.0
+    """Tokens per second that the queued requests were admitted for; a pool that gets slower cannot serve them all."""
+    reviewed_at_ms: int = 0
+    """When all that is queued was last compared with the rate."""
 
 
 def _mean_cost_tokens(pool: _Pool[ItemT]) -> float:
@@ -129,26 +171,59 @@ class Scheduler(Generic[ItemT]):
     def predict(self, item: ItemT) -> tuple[WorkAhead, Prediction]:
         """The load ahead of this request, and its predicted wait and service time."""
         pool = self._pool(item.pool)
+        own = pool.queue.waiting(item.tenant, item.priority_class)
+        # The earliest deadline goes first: backfill waits behind online requests of the same queue.
+        load = self._load(item, own.tokens if item.is_backfill else own.tokens - own.backfill_tokens)
+        return load, predict(load, item.cautious_cost_tokens)
+
+    def _load(self, item: ItemT, own_ahead_tokens: int) -> WorkAhead:
+        """The load ahead of this request, if so much of its tenant's and class's own goes first."""
+        pool = self._pool(item.pool)
         queue, tenant, priority_class = pool.queue, item.tenant, item.priority_class
-        own = queue.waiting(tenant, priority_class)
         everything = queue.total
-        own_share = pool.share.entitled_share(priority_class, self._weight(tenant), waits=own.requests > 0)
-        own_tokens = own.tokens + _mean_cost_tokens(pool)
+        waits = queue.waiting(tenant, priority_class).requests > 0
+        own_share = pool.share.entitled_share(priority_class, self._weight(tenant), waits=waits)
+        served_share = self.served_share(pool, tenant, priority_class)
         if self.policy.fairness == "fifo":
-            own_tokens, own_share = everything.tokens, pool.share.share or 1.0
-        load = WorkAhead(
+            own_tokens, own_share, served_share = float(everything.tokens), pool.share.share or 1.0, None
+        else:
+            # Turns of others that come first are in a measured share.
+            own_tokens = own_ahead_tokens + (_mean_cost_tokens(pool) if served_share is None else 0.0)
+        stretch = pool.stretches.get(item.cost_tokens.bit_length())
+        is_known = stretch is not None and self._now_ms - stretch.learned_at_ms < _STRETCH_TTL_MS
+        return WorkAhead(
             capacity=pool.capacity,
             in_flight_tokens=self._held(item.pool, pool).tokens,
             waiting_tokens=everything.tokens,
             own_waiting_tokens=own_tokens,
             dispatcher_share=pool.share.share or own_share,
             own_share=own_share,
+            served_share=served_share,
+            service_stretch=max(1.0, stretch.ratio.mean) if stretch is not None and is_known else 1.0,
         )
-        return load, predict(load, item.cost_tokens)
 
-    def judge(self, item: ItemT, load: WorkAhead, now_ms: int) -> Shed | None:
-        """None if the request is admitted, else its rejection."""
-        return rules.decide(self.policy.admission, item, self._bounds(item.tenant), load, now_ms)
+    def served_share(self, pool: _Pool[ItemT], tenant: str, priority_class: str) -> float | None:
+        """The measured share of a tenant's backlog, at least what it is guaranteed whoever else comes."""
+        measured = pool.served.share(tenant, priority_class)
+        if measured is None:
+            return None
+        weights = pool.share.fleet_class_weights
+        of_class = weights[priority_class] / sum(weights.values())
+        guaranteed = of_class * self._weight(tenant) / max(self._all_weights, self._weight(tenant))
+        return max(measured, guaranteed) * (pool.share.share or 1.0)
+
+    def learn_service(self, own: Reserved, cost_tokens: int, engine_ms: int) -> None:
+        """Learn from a run of own work how much longer runs take than the request's own tokens would."""
+        pool = self._pools.get(own.pool)
+        rate = 0.0 if pool is None else pool.capacity.consumer_cost_tokens_per_s
+        if pool is not None and rate > 0 and engine_ms > 0 and cost_tokens > 0:
+            stretch = pool.stretches.setdefault(cost_tokens.bit_length(), _Stretch())
+            stretch.ratio.learn(engine_ms / (1000 * cost_tokens / rate))
+            stretch.learned_at_ms = self._now_ms
+
+    def judge(self, item: ItemT, load: WorkAhead, now_ms: int, target_part: float = 1.0) -> Shed | None:
+        """None if the request is admitted, else its rejection. It may wait for this part of its latency target."""
+        return rules.decide(self.policy.admission, item, self._bounds(item.tenant), load, now_ms, target_part)
 
     def rank_at_most(self, item: ItemT) -> int:
         """Upper bound on the request's rank among its tenant's requests of its class, from 1: requests with a later
@@ -156,7 +231,12 @@ class Scheduler(Generic[ItemT]):
         return self._pool(item.pool).queue.waiting(item.tenant, item.priority_class).requests + 1
 
     def push(self, item: ItemT) -> None:
-        self._pool(item.pool).queue.push(item)
+        pool, tenant, priority_class = self._pool(item.pool), item.tenant, item.priority_class
+        if not pool.queue.waiting(tenant, priority_class).requests:
+            share = pool.share.entitled_share(priority_class, self._weight(tenant), waits=False)
+            turn_tokens = max(DEFAULT_QUANTUM_TOKENS, _mean_cost_tokens(pool) or item.cost_tokens)
+            pool.served.begin(tenant, priority_class, turn_tokens / share)
+        pool.queue.push(item)
         self._items[item.claim] = item
         self._ids.add(item)
         self._occupancy.add(item)
@@ -176,13 +256,43 @@ class Scheduler(Generic[ItemT]):
                 yield from self._turns_of(name, pool, now_ms)
 
     def take_late(self, now_ms: int) -> list[ItemT]:
-        """Remove the requests that can no longer be answered in time."""
+        """Remove the requests that can no longer be answered in time: at once after a pool got slower or lost its
+        consumers, since waiting until their turn would not make it better."""
         gone: list[ItemT] = []
         for name, pool in self._pools.items():
             if len(pool.queue):
                 gone.extend(pool.queue.take_late(self._lateness(name, pool, now_ms)))
         for item in gone:
             self._forget(item)
+        for name, pool in self._pools.items():
+            gone.extend(self._take_unservable(name, pool, now_ms))
+        return gone
+
+    def _take_unservable(self, name: str, pool: _Pool[ItemT], now_ms: int) -> list[ItemT]:
+        """Remove the online requests that the pool's present rate no longer serves in time: when it fell, and while the
+        pool is lost once a second, since it is expected back later and later."""
+        capacity = pool.capacity
+        is_lost = capacity.state is CapacityState.LOST
+        rate = 0.0 if is_lost else capacity.cost_tokens_per_s
+        is_due = is_lost and now_ms - pool.reviewed_at_ms >= _REVIEW_EVERY_MS
+        fell = rate < _NOTABLE_FALL * pool.planned_rate
+        if not len(pool.queue) or not (fell or is_due):
+            # While anything waits, the highest rate: a pool may get slower in small steps.
+            pool.planned_rate = max(rate, pool.planned_rate) if len(pool.queue) else rate
+            return []
+        pool.planned_rate, pool.reviewed_at_ms = rate, now_ms
+        gone: list[ItemT] = []
+        ahead: dict[tuple[str, str], int] = defaultdict(int)
+        for item in sorted((one for one in self._items.values() if one.pool == name), key=_DEADLINE):
+            if item.is_backfill:
+                continue
+            load = self._load(item, ahead[item.tenant, item.priority_class])
+            if now_ms + predict(load, item.cost_tokens).finish_ms > item.deadline_at_ms:
+                gone.append(item)
+            else:
+                ahead[item.tenant, item.priority_class] += item.cost_tokens
+        for item in gone:
+            self._take_out(item)
         return gone
 
     def discard(self, claims: Iterable[Claim]) -> list[ItemT]:
@@ -285,13 +395,51 @@ class Scheduler(Generic[ItemT]):
             item, is_late = popped
             self._forget(item)
             view = self._view(name, pool)
-            partition = ANY_PARTITION if is_late else self._reserve(name, pool, item)
+            partition = ANY_PARTITION if is_late else self._reserve(name, pool, item, now_ms)
+            if not is_late:
+                pool.served.dispatched(item.tenant, item.priority_class, item.cost_tokens)
             yield Turn(item, is_late, partition, view)
 
-    def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT) -> int:
+    def _open_window(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
+        """Compute the pool's window for a round of dispatch."""
+        capacity, target_ms, mean = pool.capacity, self.policy.target_queue_ms, _mean_cost_tokens(pool)
+        if capacity.work_partitions is None:
+            pool.window, pool.choice = window(capacity, mean, target_ms), None
+        else:
+            loads = self.in_flight.consumer_loads(name, capacity.work_partitions)
+            pool.choice = ConsumerChoice(capacity, loads, mean, target_ms, now_ms)
+            pool.window = pool.choice.window
+
+    def next_turn_ms(self, now_ms: int) -> int | None:
+        """Time until the next consumer takes more work although nothing is settled; None if nothing waits for that."""
+        soonest: float | None = None
+        for name, pool in self._pools.items():
+            partitions, rate = pool.capacity.work_partitions, pool.capacity.consumer_cost_tokens_per_s
+            if not len(pool.queue) or partitions is None or rate <= 0:
+                continue
+            for load in self.in_flight.consumer_loads(name, partitions):
+                left_ms = remaining_ms(load, rate, now_ms) - self.policy.target_queue_ms
+                if left_ms > 0 and (soonest is None or left_ms < soonest):
+                    soonest = left_ms
+        return None if soonest is None else ceil(soonest)
+
+    def finished(self, topic: str, partition: int, now_ms: int) -> None:
+        """Work of this partition of a priority topic was settled: its consumer begins its next run."""
+        pool, _ = pool_of_priority(topic)
+        self.in_flight.began(pool, partition, now_ms)
+
+    def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT, now_ms: int) -> int:
         """Count the request as in flight. Returns the partition for it."""
         topic = priority_topic(name, item.priority_class)
-        partition = self.in_flight.choose_partition(topic, pool.capacity.work_partitions)
+        choice, partitions = pool.choice, pool.capacity.work_partitions
+        if choice is None or partitions is None:
+            partition = self.in_flight.choose_partition(topic)
+        else:
+            partition = self.in_flight.choose_partition(topic, [partitions[choice.next_consumer]])
+            if choice.is_idle:
+                self.in_flight.began(name, partition, now_ms)
+            choice.add(item.cost_tokens)
+            pool.window = choice.window
         gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
         pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
         reserved = Reserved(
@@ -304,6 +452,7 @@ class Scheduler(Generic[ItemT]):
             prompt_tokens=item.prompt_tokens,
             model=item.model_name,
             input_bytes=item.input_bytes,
+            most_output_tokens=item.most_output_tokens,
         )
         self.in_flight.reserve(SourceCoordinate(*item.claim.partition, item.claim.offset), reserved)
         return partition
@@ -345,7 +494,7 @@ class Scheduler(Generic[ItemT]):
 
     def _refresh(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
         pool.capacity = self.capacity.pool(name, now_ms)
-        pool.window = window(pool.capacity, _mean_cost_tokens(pool), self.policy.target_queue_ms)
+        self._open_window(name, pool, now_ms)
         own = {priority_class: pool.queue.backlogged_weight(priority_class) for priority_class in CLASS_WEIGHTS}
         before = pool.share.class_weights
         pool.share = self.fleet.share(name, own, CLASS_WEIGHTS, now_ms)
@@ -357,6 +506,9 @@ class Scheduler(Generic[ItemT]):
         self._forget(item)
 
     def _forget(self, item: ItemT) -> None:
+        pool = self._pools[item.pool]
+        if not pool.queue.waiting(item.tenant, item.priority_class).requests:
+            pool.served.end(item.tenant, item.priority_class)
         del self._items[item.claim]
         self._ids.remove(item)
         self._occupancy.remove(item)

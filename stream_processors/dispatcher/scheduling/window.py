@@ -12,13 +12,15 @@ no more. Within its share a dispatcher serves its classes by w[c] x b[d][c] / B[
 are served by w.
 """
 
-from collections.abc import Mapping
-from math import inf
+from collections.abc import Mapping, Sequence
+from heapq import heapify, heapreplace
+from math import floor, inf
+from typing import NamedTuple
 
 from fairlane.frozen import frozen_dataclass
 from fairlane.records import DispatchReport
 from fairlane_server.admission_rule import BatchCapacity, CapacityState, PoolCapacity
-from stream_processors.dispatcher.scheduling.in_flight import Held
+from stream_processors.dispatcher.scheduling.in_flight import ConsumerLoad, Held
 
 STARTING_LIMITS = BatchCapacity(items=32, tokens=16_384)
 """One consumer with the default limits."""
@@ -39,27 +41,129 @@ NO_WINDOW = Amount(0.0, 0.0)
 
 
 def window(capacity: PoolCapacity, mean_cost_tokens: float, target_queue_ms: float) -> Amount:
-    """The window W of a pool whose requests cost ``mean_cost_tokens`` each (0 if not known), in tokens and in items::
+    """The window W of a pool whose requests cost ``mean_cost_tokens`` each (0 if not known), in tokens and in items,
+    where nothing is known of its consumers' runs: the sum over the live consumers of ::
 
-        tokens = max(2 x sum of max_batch_tokens over the live consumers, rate x target_queue_ms / 1000)
-        items  = max(2 x sum of max_batch_size over the live consumers, rate x target_queue_ms / 1000 / mean cost)
+        max(2 x max_batch, rate x target_queue_ms / 1000)
 
     A full batch is bounded by its tokens or its items, whichever is reached first, and so is the window: bounded by
     tokens and a mean cost alone it would shrink when small requests go before large ones, and the large ones would wait
-    until the pool is empty. The second terms are larger only for consumers that finish two batches in less than the
+    until the pool is empty. The second term is larger only for consumers that finish two batches in less than the
     target queue time; they would otherwise run dry while a transaction commits. A pool that never reported gets the
     window of one consumer with ``STARTING_LIMITS``, so that its first consumer finds work. A lost pool gets none: work
-    dispatched now could not be overtaken by more urgent work when the pool is back.
-    """
+    dispatched now could not be overtaken by more urgent work when the pool is back."""
     if capacity.state is CapacityState.LOST:
         return NO_WINDOW
     if capacity.state is CapacityState.NEVER:
         return Amount(BATCHES_PER_CONSUMER * STARTING_LIMITS.tokens, BATCHES_PER_CONSUMER * STARTING_LIMITS.items)
-    target_tokens = capacity.cost_tokens_per_s * target_queue_ms / 1000
+    rate = capacity.consumer_cost_tokens_per_s
+    parts = [consumer_window(limits, None, rate, mean_cost_tokens, target_queue_ms, 0) for limits in capacity.batches]
+    return Amount(sum(part.tokens for part in parts), sum(part.items for part in parts))
+
+
+class _Load(NamedTuple):
+    """A consumer in a round of dispatch, in the order in which consumers get requests."""
+
+    is_full: bool
+    remaining_ms: float
+    tokens: int
+    chosen: int
+    number: int
+    items: int
+    most: Amount
+
+
+class ConsumerChoice:
+    """The window of a pool in one round of dispatch, and the consumer that gets the next request: the one with room
+    that will be done first.
+
+    The window is bounded in time, since what is dispatched cannot be overtaken: the sum over the consumers of ::
+
+        max_batch + rate x target_queue_ms / 1000               while a run goes on
+        max(2 x max_batch, rate x target_queue_ms / 1000)       when it will be done within target_queue_ms
+
+    by the work in flight in ``loads``, the rate, and the time since the run began. The first line covers consumers
+    whose items leave one by one. With an unknown rate the second holds. A full consumer counts with what it holds: the
+    room that it has in tokens, but not in items, is nobody's. O(consumers) to begin, O(log consumers) for each request.
+    """
+
+    def __init__(
+        self,
+        capacity: PoolCapacity,
+        loads: Sequence[ConsumerLoad],
+        mean_cost_tokens: float,
+        target_queue_ms: float,
+        now_ms: int,
+    ) -> None:
+        self._limits = capacity.batches
+        self._rate = capacity.consumer_cost_tokens_per_s
+        self._mean_cost_tokens = mean_cost_tokens
+        self._target_queue_ms = target_queue_ms
+        self._now_ms = now_ms
+        self._loads = list(loads)
+        self._heap = [self._entry(index) for index in range(len(self._loads))]
+        heapify(self._heap)
+        self._tokens = sum(entry.most.tokens for entry in self._heap)
+        self._items = sum(entry.most.items for entry in self._heap)
+
+    @property
+    def window(self) -> Amount:
+        return Amount(self._tokens, self._items)
+
+    @property
+    def next_consumer(self) -> int:
+        """Its number, in the order of ``loads``."""
+        return self._heap[0].number
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether that consumer has nothing to do."""
+        return not self._heap[0].items
+
+    def add(self, tokens: int) -> None:
+        """That consumer gets a request."""
+        before = self._heap[0]
+        load = self._loads[before.number]
+        since_ms = load.since_ms if load.items else self._now_ms
+        self._loads[before.number] = ConsumerLoad(load.tokens + tokens, load.items + 1, since_ms, load.chosen)
+        now = self._entry(before.number)
+        heapreplace(self._heap, now)
+        self._tokens += now.most.tokens - before.most.tokens
+        self._items += now.most.items - before.most.items
+
+    def _entry(self, index: int) -> _Load:
+        load, limits = self._loads[index], self._limits[index]
+        most = consumer_window(limits, load, self._rate, self._mean_cost_tokens, self._target_queue_ms, self._now_ms)
+        is_full = load.items >= most.items or load.tokens >= most.tokens
+        if is_full:
+            most = Amount(load.tokens, load.items)
+        left_ms = remaining_ms(load, self._rate, self._now_ms)
+        return _Load(is_full, left_ms, load.tokens, load.chosen, index, load.items, most)
+
+
+def consumer_window(
+    limits: BatchCapacity,
+    load: ConsumerLoad | None,
+    tokens_per_s: float,
+    mean_cost_tokens: float,
+    target_queue_ms: float,
+    now_ms: int,
+) -> Amount:
+    """One consumer's part of the window; ``load`` None: nothing is known of its run."""
+    ahead_tokens = tokens_per_s * target_queue_ms / 1000
+    ahead_items = ahead_tokens / max(1.0, mean_cost_tokens)
+    if load is not None and tokens_per_s > 0 and remaining_ms(load, tokens_per_s, now_ms) > target_queue_ms:
+        return Amount(limits.tokens + ahead_tokens, limits.items + floor(ahead_items))
     return Amount(
-        max(BATCHES_PER_CONSUMER * capacity.max_batch_tokens, target_tokens),
-        max(BATCHES_PER_CONSUMER * capacity.max_batch_items, target_tokens / max(1.0, mean_cost_tokens)),
+        max(BATCHES_PER_CONSUMER * limits.tokens, ahead_tokens), max(BATCHES_PER_CONSUMER * limits.items, ahead_items)
     )
+
+
+def remaining_ms(load: ConsumerLoad, tokens_per_s: float, now_ms: int) -> float:
+    """Time until the work in flight of a consumer is done."""
+    if not load.items or tokens_per_s <= 0:
+        return 0.0
+    return max(0.0, 1000 * load.tokens / tokens_per_s - (now_ms - load.since_ms))
 
 
 def room_tokens(whole: Amount, share: float, in_flight: Held) -> float:

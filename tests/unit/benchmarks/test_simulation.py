@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import simulate
-from benchmarks.simulate import ConsumerFleet, SimulatedRequest, Simulation, claim_of
 from benchmarks.simulated_pool import SimulatedPool
+from benchmarks.simulation import ConsumerFleet, SimulatedRequest, Simulation, claim_of
 from benchmarks.trace import TraceSampler, load_trace
 from fairlane.outcomes import Priority
 from fairlane.records import TenantSpec
@@ -67,8 +67,20 @@ def test_the_same_seed_gives_the_same_result() -> None:
 
 def test_a_short_hour_is_drawn_and_says_what_was_seen(tmp_path: Path) -> None:
     plot = tmp_path / "served.png"
-    result = simulate.run(tenants=50, consumers=4, scale_up=1, seconds=300, plot=plot)
+    latency_plot = tmp_path / "latency.png"
+    result = simulate.run(
+        tenants=50,
+        consumers=4,
+        scale_up=1,
+        seconds=300,
+        plot=plot,
+        latency_plot=latency_plot,
+        overload_s=15,
+        large=(50, 8),
+        shape="one-giant",
+    )
     assert plot.read_bytes().startswith(b"\x89PNG")
+    assert latency_plot.read_bytes().startswith(b"\x89PNG")
     figures = {figure.name: figure.value for figure in result.figures}
     for policy in ("fifo", "drr", "vtc"):
         assert 0 < figures[f"{policy}: goodput / capacity"] <= 1

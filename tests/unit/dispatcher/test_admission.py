@@ -9,6 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from fairlane.outcomes import Code
+from fairlane.records import LatencyTarget, TenantSpec
 from fairlane_server.admission_rule import (
     LEAST_OUTAGE_MS,
     LEAST_RETRY_MS,
@@ -17,6 +18,7 @@ from fairlane_server.admission_rule import (
     CapacityState,
     PoolCapacity,
     WorkAhead,
+    latency_target_ms,
     predict,
 )
 from stream_processors.dispatcher.admission import rules
@@ -51,6 +53,17 @@ def lost(for_ms: int, rate: float = 1_000.0) -> PoolCapacity:
     )
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class CautiousRequest(NamedRequest):
+    """One whose answer may be much longer than expected."""
+
+    most_tokens: int = 0
+
+    @property
+    def cautious_cost_tokens(self) -> int:
+        return self.most_tokens
+
+
 IDLE = WorkAhead(live(), in_flight_tokens=0, waiting_tokens=0, own_waiting_tokens=0)
 ROOMY = Bounds(
     tenant_waiting_requests=0,
@@ -67,7 +80,13 @@ ROOMY = Bounds(
 
 
 def arrival(
-    cost: float = 100, *, timeout_ms: int = 10_000, age_ms: int = 0, backfill: bool = False, size: int = 1_000
+    cost: float = 100,
+    *,
+    timeout_ms: int = 10_000,
+    target_ms: int | None = None,
+    age_ms: int = 0,
+    backfill: bool = False,
+    size: int = 1_000,
 ) -> NamedRequest:
     return NamedRequest(
         claim(1),
@@ -75,6 +94,7 @@ def arrival(
         deadline_at_ms=T0 - age_ms + timeout_ms,
         cost_tokens=cost,  # type: ignore[arg-type]  # the rules take fractions as well
         size_bytes=size,
+        target_ms=target_ms,
         name="r-1",
         is_backfill=backfill,
     )
@@ -86,7 +106,73 @@ def decide(
     return rules.decide(policy, request, bounds, load, now_ms)
 
 
+# ------------------------------------------------------------------ latency targets
+
+
+def test_a_wait_beyond_the_target_is_refused_although_the_deadline_would_be_met() -> None:
+    load = replace(IDLE, waiting_tokens=3_000, own_waiting_tokens=3_000)
+    assert decide(EXACT, arrival(), ROOMY, load) is None
+    refused = decide(EXACT, arrival(target_ms=2_500), ROOMY, load)
+    assert isinstance(refused, Shed)
+    assert (refused.code, refused.retry_after_ms) == (Code.OVERLOADED, 500), "3 s, and its target is 2.5 s"
+    assert "2.5 s" in refused.message
+    assert decide(EXACT, arrival(target_ms=3_000), ROOMY, load) is None
+
+
+def test_a_target_bounds_the_wait_and_not_the_run() -> None:
+    long = arrival(cost=4_000, target_ms=500)  # 8 s of one of two consumers
+    assert decide(EXACT, long, ROOMY, replace(IDLE, waiting_tokens=400, own_waiting_tokens=400)) is None
+    assert decide(EXACT, long, ROOMY, replace(IDLE, waiting_tokens=600, own_waiting_tokens=600)) is not None
+
+
+def test_what_is_in_flight_is_no_reason_to_refuse_for_a_target() -> None:
+    """It may be all another tenant's, or backfill, and goes on being refilled."""
+    assert decide(EXACT, arrival(target_ms=500), ROOMY, replace(IDLE, in_flight_tokens=8_000)) is None
+
+
+def test_an_outage_is_no_backlog() -> None:
+    """How long it lasts is for the deadline to decide."""
+    away = replace(IDLE, capacity=lost(0))
+    assert decide(EXACT, arrival(target_ms=1_000, timeout_ms=60_000), ROOMY, away) is None
+
+
+def test_backfill_has_no_target() -> None:
+    load = replace(IDLE, waiting_tokens=1e9, own_waiting_tokens=1e9)
+    assert decide(EXACT, arrival(target_ms=1, backfill=True), ROOMY, load) is None
+
+
+def test_what_an_answer_may_cost_decides_whether_it_is_in_time() -> None:
+    """Nine of ten would be: that is not sure enough."""
+    request = CautiousRequest(
+        claim(1), submitted_at_ms=T0, deadline_at_ms=T0 + 10_000, cost_tokens=100, name="r-1", most_tokens=4_600
+    )
+    refused = decide(EXACT, request, ROOMY, replace(IDLE, in_flight_tokens=1))
+    assert isinstance(refused, Shed)
+    assert refused.code == Code.DEADLINE_UNMEETABLE
+
+
+def test_the_target_of_a_request() -> None:
+    spec = TenantSpec("acme", latency_targets=(LatencyTarget("high", 500), LatencyTarget("low", 90_000)))
+    defaults = {"high": 700, "normal": 2_000}
+    assert latency_target_ms(spec, "high", 30_000, defaults) == 500
+    assert latency_target_ms(spec, "normal", 30_000, defaults) == 2_000
+    assert latency_target_ms(spec, "low", 30_000, defaults) == 30_000, "never beyond its time"
+    assert latency_target_ms(None, "high", 30_000, defaults) == 700
+    assert latency_target_ms(None, "low", 30_000, defaults) == 7_500, "a quarter of its time"
+    assert latency_target_ms(None, "low", 1, defaults) == 1
+
+
 # ------------------------------------------------------------------ prediction
+
+
+def test_a_measured_share_replaces_the_entitled_one() -> None:
+    load = WorkAhead(live(1_000, 4), 500, waiting_tokens=3_000, own_waiting_tokens=200, own_share=0.1, served_share=0.4)
+    assert predict(load, 100).wait_ms == 500 + 500
+    assert predict(replace(load, served_share=0.02), 100).wait_ms == 500 + 10_000, "others that came go first"
+
+
+def test_a_run_takes_longer_than_the_tokens_of_one_request() -> None:
+    assert predict(replace(IDLE, service_stretch=3.0), 100).service_ms == 3 * 200
 
 
 def test_the_prediction_is_the_formula() -> None:
@@ -547,13 +633,25 @@ def crowds(draw: st.DrawFn) -> tuple[Bounds, WorkAhead]:
     )
 
 
-@given(crowds(), st.floats(1, 1e4), st.integers(1, 5_000), st.integers(1, 120_000), st.sampled_from((0.0, 0.5, 1.0)))
+@given(
+    crowds(),
+    st.floats(1, 1e4),
+    st.integers(1, 5_000),
+    st.integers(1, 120_000),
+    st.none() | st.integers(1, 120_000),
+    st.sampled_from((0.0, 0.5, 1.0)),
+)
 def test_after_the_time_it_was_told_the_same_request_gets_in(
-    crowd: tuple[Bounds, WorkAhead], cost: float, size: int, timeout_ms: int, guaranteed_part: float
+    crowd: tuple[Bounds, WorkAhead],
+    cost: float,
+    size: int,
+    timeout_ms: int,
+    target_ms: int | None,
+    guaranteed_part: float,
 ) -> None:
     policy = replace(EXACT, max_waiting_requests=400, max_waiting_bytes=400_000, guaranteed_part=guaranteed_part)
     bounds, load = crowd
-    request = arrival(cost, timeout_ms=timeout_ms, size=size)
+    request = arrival(cost, timeout_ms=timeout_ms, target_ms=target_ms, size=size)
     refused = decide(policy, request, bounds, load)
     assume(isinstance(refused, Shed))
     assert isinstance(refused, Shed)

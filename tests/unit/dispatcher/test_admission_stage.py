@@ -285,13 +285,13 @@ def test_without_pressure_nothing_is_taken_away(bench: Bench) -> None:
 
 
 def test_pressure_takes_away_what_the_level_says(bench: Bench) -> None:
-    press(bench, 5)
+    press(bench, 6)
     whole = bench.queued(request(input=CHAT, retrieval=Retrieval("docs", 8), parameters=Parameters(400)))
     taken = admit(bench, whole)
     event = degraded(bench, taken)
     steps = (Degradation.NO_RETRIEVAL, Degradation.SHORTER_CONTEXT)
     assert taken.queued.degradations == steps
-    assert event.inputs == {"steps": " ".join(steps), "pressure": "0.681", "level": "5"}
+    assert event.inputs == {"steps": " ".join(steps), "pressure": "0.681", "level": "6"}
     assert taken.queued.request.retrieval is None
     assert taken.queued.request.parameters.max_tokens == 400
     assert len(taken.queued.request.input.messages or ()) < 9
@@ -315,19 +315,19 @@ def test_the_patient_are_served_whole_beside_the_impatient(bench: Bench) -> None
         bench.now_ms += 100
         judged(bench, request(input=CHAT, timeout_ms=1_050))
         patient.append(admit(bench, request(input=CHAT, timeout_ms=600_000)).queued)
-    assert bench.admission.ladder.present_level("pool", "acme", bench.now_ms) == 8
+    assert bench.admission.ladder.present_level("pool", "acme", bench.now_ms) == 9
     assert all(queued.degradations == () and queued.request.input == CHAT for queued in patient)
 
 
 def test_one_tenants_pressure_is_not_anothers(bench: Bench) -> None:
     bench.register([TenantSpec("acme"), TenantSpec("other")])
-    press(bench, 8)
+    press(bench, 9)
     assert admit(bench, request(input=CHAT), "requests.other").queued.degradations == ()
 
 
 def test_a_forbidden_step_is_left_out(bench: Bench) -> None:
     bench.register([TenantSpec("acme", forbidden_degradations=(Degradation.SHORTER_CONTEXT,))])
-    press(bench, 6)
+    press(bench, 7)
     taken = admit(bench, request(input=CHAT, parameters=Parameters(400)))
     assert taken.queued.request.input == CHAT
     assert taken.queued.degradations == (Degradation.CAPPED_MAX_TOKENS,)
@@ -335,14 +335,14 @@ def test_a_forbidden_step_is_left_out(bench: Bench) -> None:
 
 def test_a_tenant_that_forbids_everything_is_taken_as_it_is(bench: Bench) -> None:
     bench.register([TenantSpec("acme", forbidden_degradations=tuple(Degradation))], [WITH_SMALLER, SMALLER])
-    press(bench, 8)
+    press(bench, 9)
     queued = bench.queued(request(input=CHAT, parameters=Parameters(400)))
     assert admit(bench, queued).queued is queued
 
 
 def test_a_smaller_model_answers_on_its_own_pool(bench: Bench) -> None:
     bench.register([TenantSpec("acme")], [WITH_SMALLER, SMALLER])
-    press(bench, 7)
+    press(bench, 8)
     bench.report(1_000.0)
     bench.report(1_000.0, pool="small-pool")
     taken = admit(bench, request())
@@ -369,7 +369,7 @@ def busier(bench: Bench) -> None:
 def test_a_smaller_model_that_is_no_sooner_is_not_asked(bench: Bench, make: Callable[[Bench], None]) -> None:
     """The request is served where it would have been without the ladder, and is not refused because of it."""
     bench.register([TenantSpec("acme")], [WITH_SMALLER, SMALLER])
-    press(bench, 7)
+    press(bench, 8)
     make(bench)
     bench.report(1_000.0)
     taken = admit(bench, request(input=CHAT))
@@ -389,13 +389,13 @@ def test_a_smaller_model_that_is_no_sooner_is_not_asked(bench: Bench, make: Call
 )
 def test_a_smaller_model_that_cannot_take_it(bench: Bench, spec: TenantSpec, smaller: ModelVersion | None) -> None:
     bench.register([spec], [WITH_SMALLER, *([] if smaller is None else [smaller])])
-    press(bench, 7)
+    press(bench, 8)
     assert admit(bench, request()).queued.degradations == ()
 
 
 def test_a_smaller_model_on_anothers_pool_is_not_used(bench: Bench) -> None:
     bench.register([TenantSpec("acme"), TenantSpec("other", pool="small-pool")], [WITH_SMALLER, SMALLER])
-    press(bench, 7)
+    press(bench, 8)
     taken = admit(bench, request())
     assert (taken.queued.pool, taken.queued.degradations) == ("pool", ())
 
@@ -403,7 +403,7 @@ def test_a_smaller_model_on_anothers_pool_is_not_used(bench: Bench) -> None:
 def test_a_smaller_model_on_the_tenants_own_pool(bench: Bench) -> None:
     smaller = replace(SMALLER, dedicated_pools=("mine",))
     bench.register([TenantSpec("acme", pool="mine")], [replace(WITH_SMALLER, dedicated_pools=("mine",)), smaller])
-    press(bench, 7, "mine")
+    press(bench, 8, "mine")
     taken = admit(bench, request())
     assert (taken.queued.model, taken.queued.pool) == (smaller, "mine")
 
@@ -412,7 +412,7 @@ def test_what_is_refused_even_with_less_gave_up_nothing(bench: Bench) -> None:
     """What was tried is told in the audit; nothing is counted, and the reply names the model that was asked for."""
     bench.register([TenantSpec("acme")], [WITH_SMALLER, SMALLER])
     busy(bench, 100_000)
-    climb(bench, 7)
+    climb(bench, 8)
     bench.report(1_000.0)
     busy(bench, 90_000, "small-pool")
     bench.dispatcher.output.counts = TenantCounters()
@@ -425,7 +425,7 @@ def test_what_is_refused_even_with_less_gave_up_nothing(bench: Bench) -> None:
 
 
 def test_what_is_taken_with_less_counts(bench: Bench) -> None:
-    press(bench, 5)
+    press(bench, 6)
     bench.dispatcher.output.counts = TenantCounters()
     admit(bench, request(input=CHAT))
     expected = TenantCounters()
@@ -474,7 +474,7 @@ def backfill(bench: Bench, **fields: Any) -> QueuedRequest:
 
 
 def test_backfill_is_deferred_at_the_last_step(bench: Bench) -> None:
-    climb(bench, 8)
+    climb(bench, 9)
     whole = backfill(bench, input=CHAT)
     taken = admit(bench, whole)
     assert taken.queued.priority_class == "low"
@@ -484,7 +484,7 @@ def test_backfill_is_deferred_at_the_last_step(bench: Bench) -> None:
 
 
 def test_backfill_that_is_low_already_is_left_alone(bench: Bench) -> None:
-    climb(bench, 8)
+    climb(bench, 9)
     whole = backfill(bench, input=CHAT, priority="low")
     assert admit(bench, whole).queued is whole
 
@@ -508,3 +508,56 @@ def test_backfill_is_taken_whatever_waits() -> None:
     assert bench.dispatcher.paused_backfill() == {
         partition for partition in bench.partitions if partition.topic == "backfill.acme"
     }
+
+
+# Latency targets
+
+
+def asking(number: int, what: int | None = None) -> InferenceRequest:
+    """A request with this number, and a content of its own."""
+    return request(number, input=RequestInput(prompt=f"question {number if what is None else what}"))
+
+
+def test_who_was_refused_gets_in_at_its_slot_before_others() -> None:
+    bench = Bench(latency_target_ms="normal=1000")
+    busy(bench, 1)
+    bench.report(100.0)
+    number, waiting = 0, []
+    while isinstance(verdict := judged(bench, asking(number := number + 1)), Admission):
+        bench.dispatcher.scheduler.push(verdict.queued)
+        waiting.append(verdict.queued)
+    assert len(waiting) > 4
+    reply, _ = refused(bench, verdict)
+    assert reply.code == Code.OVERLOADED
+    assert reply.retry_after_ms is not None
+    other, _ = refused(bench, judged(bench, asking(number + 1)))
+    assert other.retry_after_ms is not None
+    service_ms = 10 * waiting[0].cost_tokens
+    assert other.retry_after_ms >= reply.retry_after_ms + service_ms, "one after another"
+
+    bench.dispatcher.scheduler.discard([one.claim for one in waiting[:2]])
+    bench.now_ms += reply.retry_after_ms
+    bench.report(100.0)
+    fresh, _ = refused(bench, judged(bench, asking(number + 2)))
+    assert fresh.message is not None
+    assert "refused before" in fresh.message
+    assert isinstance(judged(bench, asking(number + 3, what=number)), Admission), "under another id"
+    assert not isinstance(judged(bench, asking(number + 4, what=number)), Admission), "once"
+
+
+def test_what_could_not_be_in_time_anyway_gets_no_slot() -> None:
+    bench = Bench()
+    busy(bench, 90_000)
+    reply, _ = refused(bench, judged(bench, request(1)))
+    assert reply.code == Code.DEADLINE_UNMEETABLE
+    assert len(bench.admission.retry_slots) == 0
+
+
+def test_own_backfill_is_not_in_the_way_of_online_requests() -> None:
+    bench = Bench(latency_target_ms="normal=1000")
+    bench.assign("backfill.acme")
+    busy(bench, 1)
+    bench.report(100.0)
+    for number in range(1, 200):
+        bench.dispatcher.scheduler.push(admit(bench, bench.queued(request(number), "backfill.acme")).queued)
+    assert isinstance(judged(bench, request(500)), Admission)

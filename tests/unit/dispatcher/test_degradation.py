@@ -274,16 +274,19 @@ def test_the_retrieval_steps() -> None:
     hybrid = Retrieval("docs", 5)
     assert after(0, hybrid) == (hybrid, ())
     assert after(1, hybrid) == (Retrieval("docs", 2), ("fewer_passages",))
-    assert after(2, hybrid) == (Retrieval("docs", 2, "vector"), ("fewer_passages", "vector_only"))
-    assert after(3, hybrid) == (Retrieval("docs", 2, "cached"), ("fewer_passages", "cached_only"))
-    assert after(4, hybrid) == (None, ("no_retrieval",))
-    assert after(3, Retrieval("docs", 1, "cached")) == (Retrieval("docs", 1, "cached"), ())
-    assert after(2, Retrieval("docs", 1, "cached")) == (Retrieval("docs", 1, "cached"), ())
+    fewer = ("fewer_passages", "shorter_retrieval")
+    assert after(2, hybrid) == (Retrieval("docs", 2), fewer)
+    assert after(3, hybrid) == (Retrieval("docs", 2, "vector"), (*fewer, "vector_only"))
+    assert after(4, hybrid) == (Retrieval("docs", 2, "cached"), (*fewer, "cached_only"))
+    assert after(5, hybrid) == (None, ("no_retrieval",))
+    only_cached = Retrieval("docs", 1, "cached")
+    assert after(1, only_cached) == (only_cached, ())
+    assert after(4, only_cached) == (only_cached, ("shorter_retrieval",))
 
 
 def test_forbidden_steps_are_not_taken() -> None:
     forbidden = ("no_retrieval", "fewer_passages")
-    assert at(4, LOOKED_UP, forbidden=forbidden).steps == ("cached_only",)
+    assert at(5, LOOKED_UP, forbidden=forbidden).steps == ("shorter_retrieval", "cached_only")
     assert at(TOP, LOOKED_UP, forbidden=tuple(LADDER), smaller=SMALL, backfill=True) == Degraded(LOOKED_UP, LARGE)
 
 
@@ -299,7 +302,7 @@ def test_a_shorter_context_keeps_what_the_system_said_and_the_last_turns() -> No
         ("assistant", "a3"),
         ("user", "u4"),
     )
-    degraded = at(5, long)
+    degraded = at(6, long)
     assert [message.content for message in degraded.request.input.messages or ()] == ["s1", "s2", "u3", "a3", "u4"]
     assert degraded.steps == ("shorter_context",)
 
@@ -309,7 +312,7 @@ def test_a_short_or_empty_conversation_is_left_alone() -> None:
     empty_end = chat(("user", "u1"), *[("user", "")] * 4)
     only_a_prompt = replace(HELLO, input=RequestInput(prompt="word " * 1_000))
     for request in (short, empty_end, only_a_prompt):
-        assert at(5, request).request == request
+        assert at(6, request).request == request
 
 
 @pytest.mark.parametrize(
@@ -318,20 +321,20 @@ def test_a_short_or_empty_conversation_is_left_alone() -> None:
 )
 def test_the_cap_of_max_tokens(max_tokens: int | None, output: int, capped: int | None) -> None:
     request = chat(("user", "hello"), parameters=Parameters(max_tokens=max_tokens))
-    degraded = degrade(request, 6, (), model("large", output=output), None, backfill=False)
+    degraded = degrade(request, 7, (), model("large", output=output), None, backfill=False)
     assert degraded.request.parameters.max_tokens == capped
     assert degraded.steps == (() if capped == max_tokens else ("capped_max_tokens",))
 
 
 def test_only_generation_is_capped() -> None:
     embedding = InferenceRequest(ID, "large", "embed", RequestInput(texts=("a",)))
-    assert at(7, embedding).steps == ()
+    assert at(8, embedding).steps == ()
 
 
 def test_a_smaller_model_takes_over() -> None:
-    degraded = at(7, HELLO, smaller=SMALL)
+    degraded = at(8, HELLO, smaller=SMALL)
     assert degraded == Degraded(replace(HELLO, model="small"), SMALL, (Degradation.SMALLER_MODEL,))
-    assert at(6, HELLO, smaller=SMALL).model is LARGE
+    assert at(7, HELLO, smaller=SMALL).model is LARGE
 
 
 @pytest.mark.parametrize(
@@ -344,21 +347,21 @@ def test_a_smaller_model_takes_over() -> None:
     ids=["another task", "the same model", "no room"],
 )
 def test_a_smaller_model_that_does_not_fit_is_left_out(unfit: ModelVersion) -> None:
-    assert at(7, HELLO, smaller=unfit) == Degraded(HELLO, LARGE)
+    assert at(8, HELLO, smaller=unfit) == Degraded(HELLO, LARGE)
 
 
 def test_a_smaller_model_never_caps_in_disguise() -> None:
     asks_much = chat(("user", "hello"), parameters=Parameters(max_tokens=300))
     asks_nothing = chat(("user", "hello"))
     forbidden = ("capped_max_tokens",)
-    assert at(7, asks_much, forbidden=forbidden, smaller=SMALL).model is LARGE
-    assert at(7, asks_nothing, forbidden=forbidden, smaller=SMALL).model is LARGE
+    assert at(8, asks_much, forbidden=forbidden, smaller=SMALL).model is LARGE
+    assert at(8, asks_nothing, forbidden=forbidden, smaller=SMALL).model is LARGE
     tiny = model("small", output=64)
-    degraded = at(7, asks_much, smaller=tiny)
+    degraded = at(8, asks_much, smaller=tiny)
     assert degraded.request.parameters.max_tokens == 64
     assert degraded.steps == ("capped_max_tokens", "smaller_model")
     asks_little = replace(asks_much, parameters=Parameters(max_tokens=100))
-    assert at(7, asks_little, smaller=tiny).steps == ("capped_max_tokens", "smaller_model")
+    assert at(8, asks_little, smaller=tiny).steps == ("capped_max_tokens", "smaller_model")
 
 
 def test_backfill_is_deferred_whole() -> None:
@@ -447,7 +450,8 @@ def test_whatever_is_degraded(
     if degraded.deferred:
         assert (backfill, after, degraded.model, steps) == (True, request, large, (Degradation.DEFERRED,))
         return
-    assert (after == request and degraded.model is large) == (not steps)
+    # The time of a look-up is nothing that stands in a request.
+    assert (after == request and degraded.model is large) == (not set(steps) - {"shorter_retrieval"})
 
     before_, after_ = request.retrieval, after.retrieval
     assert ("no_retrieval" in steps) == (before_ is not None and after_ is None)
@@ -455,13 +459,14 @@ def test_whatever_is_degraded(
         assert before_ is not None
         assert after_.top_k <= before_.top_k
         assert ("fewer_passages" in steps) == (after_.top_k < before_.top_k)
+        assert ("shorter_retrieval" in steps) == (level >= 2 and "shorter_retrieval" not in forbidden and not backfill)
         order = ("hybrid", "vector", "cached")
         assert order.index(after_.mode) >= order.index(before_.mode)
         assert ({"vector": "vector_only", "cached": "cached_only"}.get(after_.mode) in steps) == (
             after_.mode != before_.mode
         )
     else:
-        assert not {"fewer_passages", "vector_only", "cached_only"} & set(steps)
+        assert not {"fewer_passages", "shorter_retrieval", "vector_only", "cached_only"} & set(steps)
     assert ("shorter_context" in steps) == (after.input != request.input)
     assert size_of_input(after.input) <= size_of_input(request.input)
     assert [m for m in after.input.messages or () if m.role == "system"] == [

@@ -13,6 +13,7 @@ from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
 from tests.kit.scheduler_kit import (
     POLICIES,
     POOL,
+    TARGET_QUEUE_MS,
     Kit,
     Request,
     capacity_report,
@@ -92,6 +93,48 @@ def test_work_goes_to_the_partition_with_least_in_flight() -> None:
 
 
 # The order
+
+
+def two_engines(kit: Kit) -> None:
+    """Each runs one request at a time, 1,000 tokens a second."""
+    reports = [
+        capacity_report(f"c{number}", rate=1_000.0, items=1, tokens=10_000, partitions=(number,)) for number in (0, 1)
+    ]
+    kit.in_flight.set_partitions(priority_topic(POOL, "normal"), 2)
+    kit.report(*reports)
+
+
+def test_a_consumer_gets_its_next_request_shortly_before_it_is_done() -> None:
+    kit = Kit(specs=[TenantSpec("a")])
+    two_engines(kit)
+    kit.push_many(6, "a", cost_tokens=500)
+    assert kit.scheduler.next_turn_ms(0) is None, "none has anything to do"
+    assert [turn.partition for turn in kit.turns()] == [0, 1]
+    kit.now_ms = 100
+    assert kit.dispatched() == []
+    assert kit.scheduler.next_turn_ms(kit.now_ms) == 500 - 100 - TARGET_QUEUE_MS
+    kit.now_ms = 400
+    assert [turn.partition for turn in kit.turns()] == [0, 1]
+    assert kit.dispatched() == []
+    assert kit.scheduler.next_turn_ms(kit.now_ms) == 500
+
+
+def test_the_consumer_that_is_done_first_gets_the_next_request() -> None:
+    kit = Kit(specs=[TenantSpec("a")])
+    two_engines(kit)
+    long, short = kit.push("a", cost_tokens=900), kit.push("a", cost_tokens=300)
+    assert [turn.partition for turn in kit.turns()] == [0, 1]
+    kit.push_many(3, "a", cost_tokens=300)
+    kit.now_ms = 250
+    assert [turn.partition for turn in kit.turns()] == [1]
+    topic = priority_topic(POOL, "normal")
+    work = kit.read_back(source_of(short), "a", 300, topic)
+    kit.in_flight.settled(work)
+    kit.scheduler.finished(topic, 1, 310)
+    kit.now_ms = 310
+    assert kit.dispatched() == [], "its next run has just begun"
+    assert kit.in_flight.held(POOL).items == 2
+    assert long.cost_tokens == 900
 
 
 @policies
@@ -332,6 +375,67 @@ def test_a_prediction_counts_ones_own_backlog_at_ones_own_share() -> None:
     assert predicted_wait_ms(kit, "b") == pytest.approx(1_000 + 2_000)
     kit.push_many(100, "a")
     assert predicted_wait_ms(kit, "b") == pytest.approx(1_000 + 4_400)
+
+
+def test_a_backlog_that_lasts_is_predicted_by_what_it_was_served() -> None:
+    """b's queue runs empty again and again, and b still takes four fifths of what is served. a is entitled to
+    everything at such a moment, to a tenth at others, and gets a fifth."""
+    kit = Kit(specs=[TenantSpec("a"), TenantSpec("b", weight=9.0)])
+    kit.report(capacity_report(rate=1_000.0, tokens=50))
+    kit.scheduler.refresh(kit.now_ms)
+    kit.push_many(100, "a")
+    for _ in range(40):
+        for tenant in "abbbb":
+            if tenant == "b":
+                kit.push("b")
+            kit.now_ms += 100
+            kit.report(capacity_report(rate=1_000.0, tokens=50))
+            for item in kit.dispatched():
+                kit.settle(item)
+    kit.scheduler.refresh(kit.now_ms)
+    load, prediction = kit.scheduler.predict(kit.request("a"))
+    assert load.served_share is not None
+    assert load.served_share == pytest.approx(0.2, abs=0.1)
+    assert prediction.wait_ms == pytest.approx(load.own_waiting_tokens / load.served_share)
+    assert load.own_share in (pytest.approx(0.1), 1.0)
+
+
+def test_a_pool_that_gets_slower_answers_at_once_what_it_cannot_serve_any_more() -> None:
+    """Two consumers, 4 s of work, deadlines in 5 s: with one of them the second half cannot be done in time."""
+    kit = Kit(specs=[TenantSpec("a"), TenantSpec("b")])
+    kit.report(capacity_report("c1", rate=500.0, tokens=50), capacity_report("c2", rate=500.0, tokens=50))
+    kit.scheduler.refresh(kit.now_ms)
+    waiting = [kit.push(tenant, deadline_at_ms=5_000) for tenant in "ab" * 20]
+    backfill = kit.push("a", deadline_at_ms=5_000, is_backfill=True)
+    assert kit.scheduler.take_late(kit.now_ms) == []
+    kit.now_ms = 250
+    kit.report(capacity_report("c2", draining=True), capacity_report("c1", rate=500.0, tokens=50))
+    kit.scheduler.refresh(kit.now_ms)
+    gone = kit.scheduler.take_late(kit.now_ms)
+    assert 12 <= len(gone) <= 24
+    assert {item.tenant for item in gone} == {"a", "b"}
+    assert backfill not in gone, "it waits"
+    kept = [item for item in waiting if item not in gone]
+    assert {item.tenant for item in kept} == {"a", "b"}
+    assert kit.scheduler.take_late(kit.now_ms) == [], "once"
+
+
+def test_a_pool_that_is_lost_answers_at_once_what_would_not_live_to_its_return() -> None:
+    kit = Kit()
+    kit.report(capacity_report(rate=1_000.0))
+    kit.scheduler.refresh(kit.now_ms)
+    soon, later = kit.push(deadline_at_ms=9_000), kit.push(deadline_at_ms=60_000)
+    assert kit.scheduler.take_late(kit.now_ms) == []
+    kit.report(capacity_report(draining=True))
+    kit.scheduler.refresh(kit.now_ms)
+    assert kit.scheduler.take_late(kit.now_ms) == [soon]
+    assert kit.scheduler.holds(later.claim)
+    kit.now_ms = 25_000
+    kit.scheduler.refresh(kit.now_ms)
+    assert kit.scheduler.take_late(kit.now_ms) == [], "expected back after 25 s more"
+    kit.now_ms = 31_000
+    kit.scheduler.refresh(kit.now_ms)
+    assert kit.scheduler.take_late(kit.now_ms) == [later]
 
 
 def test_with_many_tenants_a_newcomer_waits_for_the_turns_of_all() -> None:

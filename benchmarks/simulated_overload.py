@@ -1,0 +1,147 @@
+"""Overload under a virtual clock: the shapes of ``traffic`` on any number of tenants and consumers, and what each part
+of admission adds.
+
+Every second tenant allows more tokens than it gets. Estimates are learned as in the dispatcher, from what is done.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from benchmarks.result import Figure
+from benchmarks.service_curve import percentile
+from benchmarks.simulation import POOL, ConsumerFleet, Observations, SimulatedRequest, Simulation, claim_of
+from benchmarks.trace import MAX_CONTEXT_TOKENS
+from benchmarks.traffic import Arrival, Traffic
+from fairlane.outcomes import Outcome, Priority, Task
+from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec, UsageEvent
+from fairlane_server.admission_rule import cost_tokens
+from stream_processors.dispatcher.scheduling.cost import BYTES_PER_TOKEN, CostModel
+from stream_processors.dispatcher.scheduling.scheduler import Scheduler
+
+TIMEOUT_MS = 10_000
+_WARM_UP_MS = 5_000
+_DRAIN_MS = 15_000
+_GENEROUS_TOKENS = 512
+_SEED = 11
+_MODEL = ModelVersion(
+    "simulated", "1", POOL, "simulated", (str(Task.GENERATE),), "-", 2 * MAX_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS
+)
+
+
+class EntitledScheduler(Scheduler[SimulatedRequest]):
+    """Predicts by entitled shares alone."""
+
+    def served_share(self, _pool: object, _tenant: str, _priority_class: str) -> float | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """The parts of admission that are in use."""
+
+    targets: bool = True
+    measured_shares: bool = True
+    quantiles: bool = True
+
+
+ALL_PARTS = Parts()
+ABLATIONS: Mapping[str, Parts] = {
+    "without targets": Parts(targets=False),
+    "without measured shares": Parts(measured_shares=False),
+    "without quantiles": Parts(quantiles=False),
+    "without all three": Parts(targets=False, measured_shares=False, quantiles=False),
+}
+
+
+class _Estimates:
+    """Requests from arrivals, as the dispatcher would estimate them; it learns from those that are done."""
+
+    def __init__(self, tenants: Sequence[str], parts: Parts) -> None:
+        self._costs = CostModel()
+        self._parts = parts
+        self._generous = frozenset(tenants[1::2])
+        self._answers: dict[str, Arrival] = {}
+
+    def requests(self, arrivals: Sequence[Arrival]) -> Iterator[SimulatedRequest]:
+        """One at a time, so that each estimate knows all that was done before."""
+        for number, arrival in enumerate(arrivals):
+            size, most = arrival.size, arrival.size.output_tokens
+            if arrival.tenant in self._generous:
+                most = max(most, _GENEROUS_TOKENS)
+            input_bytes = BYTES_PER_TOKEN * size.prompt_tokens
+            cost = self._costs.estimate(arrival.tenant, _MODEL, input_bytes, most)
+            at_ms, request_id = round(1000 * arrival.at_s), str(number)
+            self._answers[request_id] = arrival
+            yield SimulatedRequest(
+                claim=claim_of(arrival.tenant, number),
+                tenant=arrival.tenant,
+                priority_class=Priority.NORMAL,
+                cost_tokens=cost.total,
+                prompt_tokens=cost.prompt_tokens,
+                submitted_at_ms=at_ms,
+                deadline_at_ms=at_ms + TIMEOUT_MS,
+                request_id=request_id,
+                input_bytes=input_bytes,
+                most_output_tokens=most,
+                cautious=cost.cautious_total if self._parts.quantiles else cost.total,
+                spent=size.cost_tokens,
+                target_ms=None if self._parts.targets else TIMEOUT_MS,
+            )
+
+    def learn(self, request: SimulatedRequest) -> None:
+        size = self._answers.pop(request.request_id).size
+        usage = UsageEvent(
+            request_id=request.request_id,
+            tenant=request.tenant,
+            pool=POOL,
+            model=_MODEL.model,
+            model_version=_MODEL.version,
+            priority_class=request.priority_class,
+            outcome=Outcome.OK,
+            code=None,
+            prompt_tokens=size.prompt_tokens,
+            completion_tokens=size.output_tokens,
+            cached_tokens=0,
+            cost_tokens=cost_tokens(size.prompt_tokens, size.output_tokens),
+            engine_ms=0,
+            occurred_at_ms=0,
+            work=SourceCoordinate("simulated", 0, 0),
+        )
+        self._costs.learn(request.tenant, _MODEL.model, request.input_bytes, request.most_output_tokens, usage)
+
+
+def simulated(
+    traffic: Traffic,
+    tenants: Sequence[str],
+    fleet: ConsumerFleet,
+    load: float,
+    seconds: float,
+    parts: Parts = ALL_PARTS,
+) -> Observations:
+    """What becomes of the requests of so many seconds."""
+    capacity = fleet.consumers * fleet.tokens_per_s
+    arrivals = traffic.arrivals(tenants, load, capacity, seconds, _SEED)
+    estimates = _Estimates(tenants, parts)
+    simulation = Simulation(
+        "drr",
+        {tenant: TenantSpec(tenant) for tenant in tenants},
+        fleet,
+        on_settled=estimates.learn,
+        make_scheduler=Scheduler if parts.measured_shares else EntitledScheduler,
+    )
+    return simulation.run(estimates.requests(arrivals), round(1000 * seconds) + _DRAIN_MS)
+
+
+def figures(name: str, seen: Observations, fleet: ConsumerFleet, seconds: float) -> Iterator[Figure]:
+    """Of one run, without its first seconds."""
+    since_ms, until_ms = _WARM_UP_MS, round(1000 * seconds)
+    done = [one for one in seen.answered if since_ms <= one.submitted_at_ms < until_ms]
+    in_time = sum(one.cost_tokens for one in seen.answered if since_ms <= one.done_at_ms < until_ms and not one.is_late)
+    capacity = fleet.consumers * fleet.tokens_per_s * (until_ms - since_ms) / 1000
+    latencies = [one.done_at_ms - one.submitted_at_ms for one in done]
+    late = sum(one.is_late for one in done)
+    p99 = percentile(latencies, 0.99) / TIMEOUT_MS
+    yield Figure(f"{name}: tokens served in time divided by capacity", in_time / capacity, "ratio")
+    yield Figure(f"{name}: p99 of the served divided by the deadline", p99, "ratio")
+    yield Figure(f"{name}: replies after their deadline, of those not refused", late / max(1, len(done)), "ratio")
+    yield Figure(f"{name}: p99 of the time to a refusal", percentile(seen.refusals_ms or [0], 0.99), "ms")

@@ -18,7 +18,7 @@ MOST_CHARACTERS = 8_000
 """What a text holds beyond this is not looked at: it would keep an event loop for milliseconds."""
 
 _MANIFEST = "manifest.json"
-_WEIGHTS = "model.safetensors"
+WEIGHTS = "model.safetensors"
 _TEXTS_AT_A_TIME = 1_024
 
 
@@ -32,7 +32,7 @@ class StaticEmbedder:
     def __init__(self, path: Path) -> None:
         """Load the folder. Raises EmbedderError when there is none, or it is damaged."""
         # The library would look for a folder that is not there on the internet.
-        if not (path / _WEIGHTS).is_file():
+        if not (path / WEIGHTS).is_file():
             raise EmbedderError(f"{path}: no static embedder is there; `python -m deploy.models.prepare` makes one")
         try:
             from model2vec import StaticModel
@@ -99,5 +99,5 @@ def _digest(path: Path) -> str:
         manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
         made_from = json.dumps({**manifest, "files": None}, sort_keys=True).encode()
     except (OSError, ValueError, TypeError):
-        made_from = (path / _WEIGHTS).read_bytes()
+        made_from = (path / WEIGHTS).read_bytes()
     return hashlib.sha256(made_from).hexdigest()[:8]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, Output, Parameters, RequestInput, TokenUsage
 from fairlane_server.retrieval.embedder import EmbedderError
-from fairlane_server.retrieval.static_embedder import StaticEmbedder
+from fairlane_server.retrieval.static_embedder import WEIGHTS, StaticEmbedder
 from inference_consumers.engines.protocol import (
     CancelledItem,
     EngineItem,
@@ -41,10 +41,14 @@ class StaticRankingEngine:
 
     def load(self) -> None:
         """Load the table. Raises EngineLoadError."""
+        path = self._spec.path
+        weights = path / WEIGHTS
+        if not weights.is_file():
+            raise self._spec.error(f"{path} holds no model ({weights.name} is missing); prepare the models first")
         try:
-            self._embedder = StaticEmbedder(self._spec.path)
+            self._embedder = StaticEmbedder(path)
         except EmbedderError as error:
-            raise self._spec.error(str(error)) from error
+            raise self._spec.error(f"{weights} cannot be loaded: {error}") from error
         warm_up = EngineItem(
             "warm-up", Task.RANK, RequestInput(query="hello", documents=("hello again",)), Parameters()
         )

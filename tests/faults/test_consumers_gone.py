@@ -30,6 +30,7 @@ _MEDIAN_REFUSAL_MS = 1_000
 _RETRIED = 5
 _RETRY_TIMEOUT_S = 90.0
 _MESSAGE = re.compile(r"it would be done in ([0-9.]+) s; its deadline, less the margin, is in ([0-9.]+) s")
+_NO_LONGER = re.compile(r"after [0-9]+ ms of waiting the deadline can no longer be met")
 
 Say = Callable[[str], None]
 
@@ -145,6 +146,8 @@ def check_refusals(refused: Sequence[Observed], messages: dict[str, str], lost_a
     for one in refused:
         if one.submitted_at_ms >= lost_at_ms:
             assert (one.retry_after_ms or 0) >= one.submitted_at_ms - heard_at_ms
+        if one.submitted_at_ms < lost_at_ms and _NO_LONGER.fullmatch(messages[one.request_id]):
+            continue  # it was in hand, and was told when the pool was lost
         told = _MESSAGE.fullmatch(messages[one.request_id])
         assert told is not None, messages[one.request_id]
         predicted_s, left_s = map(float, told.groups())

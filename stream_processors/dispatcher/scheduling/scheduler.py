@@ -51,6 +51,7 @@ _MEAN_COST_GAIN = 0.02
 _NOTABLE_FALL = 0.9
 """A pool whose rate falls below this part of what it was is asked what it can still serve."""
 _REVIEW_EVERY_MS = 1_000
+_MOST_STRETCH = 100.0
 _STRETCH_TTL_MS = 30_000
 """What was learned of runs and refuses what would teach it anew is forgotten."""
 _DEADLINE = attrgetter("deadline_at_ms")
@@ -218,7 +219,7 @@ class Scheduler(Generic[ItemT]):
         rate = 0.0 if pool is None else pool.capacity.consumer_cost_tokens_per_s
         if pool is not None and rate > 0 and engine_ms > 0 and cost_tokens > 0:
             stretch = pool.stretches.setdefault(cost_tokens.bit_length(), _Stretch())
-            stretch.ratio.learn(engine_ms / (1000 * cost_tokens / rate))
+            stretch.ratio.learn(min(_MOST_STRETCH, engine_ms / (1000 * cost_tokens / rate)))
             stretch.learned_at_ms = self._now_ms
 
     def judge(self, item: ItemT, load: WorkAhead, now_ms: int, target_part: float = 1.0) -> Shed | None:

@@ -12,7 +12,7 @@ SECONDS = 25.0
 
 
 def measured(shape: str, parts: Parts = ALL_PARTS) -> list[float]:
-    """Tokens served in time over capacity, p99 over the deadline, part of the admitted that were late, and the p99 of the
+    """Tokens served in time over capacity, p99 over the deadline, part of the admitted that were late, and p99 of the
     time to a refusal."""
     seen = simulated(Traffic(SHAPES[shape]), TENANTS, FLEET, 5.0, SECONDS, parts)
     return [figure.value for figure in figures("", seen, FLEET, SECONDS)]

@@ -9,7 +9,7 @@ from fairlane.outcomes import Code
 from fairlane.records import TenantSpec
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Shed
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
+from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION, Reserved
 from tests.kit.scheduler_kit import (
     POLICIES,
     POOL,
@@ -398,6 +398,28 @@ def test_a_backlog_that_lasts_is_predicted_by_what_it_was_served() -> None:
     assert load.served_share == pytest.approx(0.2, abs=0.1)
     assert prediction.wait_ms == pytest.approx(load.own_waiting_tokens / load.served_share)
     assert load.own_share in (pytest.approx(0.1), 1.0)
+
+
+def test_runs_that_take_longer_than_a_requests_own_tokens_are_learned_by_its_size() -> None:
+    kit = Kit()
+    kit.report(capacity_report(rate=1_000.0))
+    kit.scheduler.refresh(kit.now_ms)
+
+    def service_ms(cost_tokens: int) -> float:
+        return kit.scheduler.predict(kit.request(cost_tokens=cost_tokens))[1].service_ms
+
+    assert service_ms(100) == 100
+    own = Reserved(POOL, "normal", 0, "a", "", 100, 10, "words")
+    for _ in range(20):
+        kit.scheduler.learn_service(own, 100, 300)
+    assert service_ms(100) == service_ms(120) * 100 / 120 == pytest.approx(300)
+    assert service_ms(4_000) == 4_000, "nothing is known of those"
+    kit.scheduler.learn_service(own, 100, 10**12)
+    assert service_ms(100) < 100 * 100
+    kit.now_ms = 31_000
+    kit.report(capacity_report(rate=1_000.0))
+    kit.scheduler.refresh(kit.now_ms)
+    assert service_ms(100) == 100, "what refuses what would teach it anew does not stay"
 
 
 def test_a_pool_that_gets_slower_answers_at_once_what_it_cannot_serve_any_more() -> None:

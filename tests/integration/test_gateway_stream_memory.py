@@ -35,7 +35,9 @@ TENANTS = ("a", "b")
 def served(
     broker: str, postgres: PostgresServer, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with serving(broker, postgres, tmp_path_factory.mktemp("memory"), redis_url=redis_url) as served:
+    # The engines are paused, and what waits for them is to be taken all the same.
+    patient = {"LATENCY_TARGET_MS": "normal=86400000"}
+    with serving(broker, postgres, tmp_path_factory.mktemp("memory"), redis_url=redis_url, env=patient) as served:
         # A consumer that is paused stays a member.
         served.pipeline.lengthen_session(60)
         yield served

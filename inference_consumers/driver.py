@@ -184,6 +184,9 @@ class EngineDriver:
                         texts.append(StreamedText(work, number, "", last=True))
             self._measure_busy(state, now_ms)
             if step.finished:
+                if not run.open and not state.is_continuous:
+                    # The next run is sent before the answers are encoded, and before the end of this one is reported.
+                    self._last_run_at_ms, self._last_run_items = now_ms, len(run.work)
                 self.changed.notify_all()
             self._telling += 1
         self.chunks.write(texts)
@@ -225,8 +228,9 @@ class EngineDriver:
             state = self.engines.by_key[host.key]
             state.is_loaded, state.watch = False, None
             runs = self.engines.runs.end_all(host.key)
-            lost = [work for run in runs for work in run.open_work]
-            alone = len(runs) == 1 and runs[0].is_by_itself(continuous=state.is_continuous)
+            unfinished = [run for run in runs if run.open]
+            lost = [work for run in unfinished for work in run.open_work]
+            alone = len(unfinished) == 1 and unfinished[0].is_by_itself(continuous=state.is_continuous)
             verdict = after_death(lost, end, alone=alone)
             settled = []
             if runs:
@@ -266,6 +270,7 @@ class EngineDriver:
         if picked is None:
             return None
         state = self.engines.by_key[picked.model_key]
+        self.engines.about_to_start(picked.model_key)
         run = self.engines.runs.start(picked.model_key, picked.work, now_ms, alone=picked.alone)
         state.started(now_ms, self.timeouts, self.meter.predicted_s(len(picked.work), picked.cost_tokens))
         self._measure_busy(state, now_ms)

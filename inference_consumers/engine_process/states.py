@@ -202,13 +202,20 @@ class EngineStates:
         if not self.runs.of(key):
             self.by_key[key].watch = None
 
+    def about_to_start(self, key: ModelKey) -> None:
+        """A run begins: what was watched is over, unless something of it is still open."""
+        if not any(run.open for run in self.runs.of(key)):
+            self.by_key[key].watch = None
+
     @property
     def lost(self) -> list[str]:
         """Models whose engines were loaded and are not any more: their processes died and are being started again."""
         return [state.host.key[0] for state in self if state.has_been_loaded and not state.is_loaded]
 
     def runnable(self) -> set[ModelKey]:
-        busy = any(not self.by_key[run.model_key].is_continuous for run in self.runs)
+        """Models whose engines take a run. One whose items all have outcomes is as good as over: its end is reported
+        while the next one is on its way."""
+        busy = any(run.open and not self.by_key[run.model_key].is_continuous for run in self.runs)
         return {key for key, state in self.by_key.items() if state.is_loaded and self._has_room(key, state, busy=busy)}
 
     def behind(self, key: ModelKey) -> set[ModelKey]:

@@ -49,6 +49,31 @@ def test_an_item_is_answered_as_soon_as_its_outcome_is_known() -> None:
     assert bench.driver.is_at_rest
 
 
+def test_the_next_batch_is_sent_when_all_outcomes_are_known_and_before_the_end_is_reported() -> None:
+    bench = DriverBench(max_items=1)
+    bench.add(named("a"), named("b"), named("c"))
+    (first,) = bench.start()
+    assert bench.start() == [], "it is not known yet what became of it"
+    bench.tell({0: OK})
+    (second,) = bench.start()
+    assert bench.start() == [], "one at a time"
+    assert {first, second} < {"a", "b", "c"}
+    run_ids = [run_id for run_id, _ in bench.host.given]
+    assert len(set(run_ids)) == 2
+
+
+def test_an_engine_that_dies_between_two_batches_takes_only_the_second_along() -> None:
+    bench = DriverBench(max_items=1)
+    bench.add(named("a"), named("b"))
+    (first,) = bench.start()
+    bench.tell({0: OK})
+    (second,) = bench.start()
+    bench.die()
+    bench.load()
+    assert bench.start() == [second]
+    assert outcomes(bench) == {first: (Outcome.OK, None)}
+
+
 def test_a_second_outcome_of_an_item_and_what_an_ended_run_tells_are_ignored() -> None:
     bench = DriverBench()
     bench.add(named("a"))

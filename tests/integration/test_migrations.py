@@ -39,6 +39,7 @@ REVISIONS = (
     "0012",
     "0013",
     "0014",
+    "0015",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -258,11 +258,11 @@ def test_users_who_obey_ask_again_at_the_time_they_were_told() -> None:
 
     seen: dict[int, int] = {}
     target = ScriptedTarget(busy_at_first)
-    profile = Profile("overload", (Stage(0.5, 2),), think_s=0.01, obeys=True)
+    profile = Profile("overload", (Stage(1.0, 2),), think_s=0.01, obeys=True)
     report = report_of(target, lambda caller, stopping: run_users(profile, ("acme",), caller, stopping))
 
     assert {2, 3} <= set(seen.values()) <= {1, 2, 3}, "some were asked too late to be asked again"
-    assert report.total.in_by_second_try == pytest.approx(0.5, abs=0.2)
+    assert report.total.in_by_second_try == pytest.approx(0.5, abs=0.3)
     assert report.total.shed >= sum(seen.values()) - len(seen)
     assert report.tenants["globex"].in_by_second_try is None
 

@@ -19,20 +19,18 @@ from random import Random
 from time import perf_counter
 
 from benchmarks.cluster import MODELS_DIR, shipped_engine, shipped_model
-from benchmarks.load import make_work_item
+from benchmarks.load import make_usage, make_work_item
 from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, TraceSampler, load_trace
 from fairlane.names import priority_topic
-from fairlane.outcomes import Outcome, Priority, Task
+from fairlane.outcomes import Priority, Task
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
     InferenceRequest,
     ModelVersion,
     Parameters,
     RequestInput,
-    SourceCoordinate,
-    UsageEvent,
 )
 from fairlane_server.admission_rule import cost_tokens
 from inference_consumers.batching.batch_size import BatchLimits
@@ -305,23 +303,7 @@ def draw_requests(model: ModelVersion, text: Text, count: int, seed: int) -> lis
     for _ in range(TAUGHT):
         size = sampler.size()
         prompt = text(size.prompt_tokens, random)
-        usage = UsageEvent(
-            request_id="taught",
-            tenant=_TENANT,
-            pool=model.pool,
-            model=model.model,
-            model_version=model.version,
-            priority_class=Priority.NORMAL,
-            outcome=Outcome.OK,
-            code=None,
-            prompt_tokens=size.prompt_tokens,
-            completion_tokens=size.output_tokens,
-            cached_tokens=0,
-            cost_tokens=size.cost_tokens,
-            engine_ms=0,
-            occurred_at_ms=0,
-            work=SourceCoordinate("taught", 0, 0),
-        )
+        usage = make_usage(_TENANT, model, size)
         costs.learn(_TENANT, model.model, len(prompt.encode()), model.max_output_tokens, usage)
     made = []
     for number in range(count):

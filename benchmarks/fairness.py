@@ -172,8 +172,8 @@ def are_shared(found: Mapping[str, frozenset[str]], tenants: Collection[str], di
 
 
 def offered(weights: Mapping[str, float], capacity_per_s: float) -> Sequence[Offered]:
-    """What each tenant sends to a pool that serves so many requests a second: more than its share. The flood comes on
-    top of that of the first."""
+    """The load of each tenant, above its share of the capacity in requests per second. The flood of the first tenant
+    comes on top."""
     found = []
     for tenant, weight in weights.items():
         share_per_s = capacity_per_s * weight / sum(weights.values())

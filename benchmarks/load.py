@@ -30,6 +30,7 @@ from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Outcome, Priority, Task
 from fairlane.records import (
     InferenceReply,
     InferenceRequest,
+    ModelVersion,
     Parameters,
     RequestInput,
     SourceCoordinate,
@@ -39,7 +40,8 @@ from fairlane.records import (
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 
-_GENEROUS_TOKENS = 512
+GENEROUS_TOKENS = 512
+"""``max_tokens`` of a client that allows more than it gets."""
 _TICK_S = 0.004
 _IDLE_S = 0.05
 _METADATA_TIMEOUT_S = 10.0
@@ -88,6 +90,27 @@ def make_work_item(
         source=SourceCoordinate(requests_topic(tenant), 0, number),
     )
     return replace(made, **fields) if fields else made
+
+
+def make_usage(tenant: str, model: ModelVersion, size: RequestSize) -> UsageEvent:
+    """The usage of an answered request of this size, as the cost model learns from it."""
+    return UsageEvent(
+        request_id="taught",
+        tenant=tenant,
+        pool=model.pool,
+        model=model.model,
+        model_version=model.version,
+        priority_class=Priority.NORMAL,
+        outcome=Outcome.OK,
+        code=None,
+        prompt_tokens=size.prompt_tokens,
+        completion_tokens=size.output_tokens,
+        cached_tokens=0,
+        cost_tokens=size.cost_tokens,
+        engine_ms=0,
+        occurred_at_ms=0,
+        work=SourceCoordinate("taught", 0, 0),
+    )
 
 
 def ends_of(settings: KafkaSettings, topics: Sequence[str]) -> list[TopicPartition]:
@@ -262,7 +285,7 @@ def request_of(size: RequestSize, *, is_generous: bool = False, **fields: Any) -
     if is_generous:
         asked = f" answer in {size.output_tokens:6d} tokens"
         text = text[: max(0, len(text) - len(asked))] + asked
-        most = max(most, min(_GENEROUS_TOKENS, MAX_CONTEXT_TOKENS - size.prompt_tokens))
+        most = max(most, min(GENEROUS_TOKENS, MAX_CONTEXT_TOKENS - size.prompt_tokens))
     return make_request(input=RequestInput(prompt=text), parameters=Parameters(max_tokens=most), **fields)
 
 

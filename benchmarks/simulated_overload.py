@@ -7,21 +7,20 @@ Every second tenant allows more tokens than it gets. Estimates are learned as in
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from benchmarks.load import GENEROUS_TOKENS, make_usage
 from benchmarks.result import Figure
 from benchmarks.service_curve import percentile
 from benchmarks.simulation import POOL, ConsumerFleet, Observations, SimulatedRequest, Simulation, claim_of
 from benchmarks.trace import MAX_CONTEXT_TOKENS
 from benchmarks.traffic import Arrival, Traffic
-from fairlane.outcomes import Outcome, Priority, Task
-from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec, UsageEvent
-from fairlane_server.admission_rule import cost_tokens
+from fairlane.outcomes import Priority, Task
+from fairlane.records import ModelVersion, TenantSpec
 from stream_processors.dispatcher.scheduling.cost import BYTES_PER_TOKEN, CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 TIMEOUT_MS = 10_000
 _WARM_UP_MS = 5_000
 _DRAIN_MS = 15_000
-_GENEROUS_TOKENS = 512
 _SEED = 11
 _MODEL = ModelVersion(
     "simulated", "1", POOL, "simulated", (str(Task.GENERATE),), "-", 2 * MAX_CONTEXT_TOKENS, MAX_CONTEXT_TOKENS
@@ -67,7 +66,7 @@ class _Estimates:
         for number, arrival in enumerate(arrivals):
             size, most = arrival.size, arrival.size.output_tokens
             if arrival.tenant in self._generous:
-                most = max(most, _GENEROUS_TOKENS)
+                most = max(most, GENEROUS_TOKENS)
             input_bytes = BYTES_PER_TOKEN * size.prompt_tokens
             cost = self._costs.estimate(arrival.tenant, _MODEL, input_bytes, most)
             at_ms, request_id = round(1000 * arrival.at_s), str(number)
@@ -90,23 +89,7 @@ class _Estimates:
 
     def learn(self, request: SimulatedRequest) -> None:
         size = self._answers.pop(request.request_id).size
-        usage = UsageEvent(
-            request_id=request.request_id,
-            tenant=request.tenant,
-            pool=POOL,
-            model=_MODEL.model,
-            model_version=_MODEL.version,
-            priority_class=request.priority_class,
-            outcome=Outcome.OK,
-            code=None,
-            prompt_tokens=size.prompt_tokens,
-            completion_tokens=size.output_tokens,
-            cached_tokens=0,
-            cost_tokens=cost_tokens(size.prompt_tokens, size.output_tokens),
-            engine_ms=0,
-            occurred_at_ms=0,
-            work=SourceCoordinate("simulated", 0, 0),
-        )
+        usage = make_usage(request.tenant, _MODEL, size)
         self._costs.learn(request.tenant, _MODEL.model, request.input_bytes, request.most_output_tokens, usage)
 
 
@@ -118,7 +101,7 @@ def simulated(
     seconds: float,
     parts: Parts = ALL_PARTS,
 ) -> Observations:
-    """What becomes of the requests of so many seconds."""
+    """Simulate this load for a number of seconds and return the outcomes of its requests."""
     capacity = fleet.consumers * fleet.tokens_per_s
     arrivals = traffic.arrivals(tenants, load, capacity, seconds, _SEED)
     estimates = _Estimates(tenants, parts)

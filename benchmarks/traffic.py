@@ -16,7 +16,7 @@ _STEP_S = 0.01
 BURST_EVERY_S, BURST_S, BURST_RATE, CALM_RATE = 10.0, 2.0, 3.0, 0.5
 SAWTOOTH_S = 20.0
 GIANT_PART = 0.9
-"""What one tenant sends of everything."""
+"""Part of all requests that one tenant sends."""
 FLASH_START_S, FLASH_S, FLASH_LOAD, CALM_LOAD = 10.0, 5.0, 20.0, 0.7
 """Loads in parts of the capacity."""
 
@@ -48,7 +48,6 @@ class Shape:
     """
 
     name: str
-    about: str
     rate: Callable[[float, float], float] = _constant
     is_absolute: bool = False
     giant_part: float = 0.0
@@ -58,12 +57,18 @@ class Shape:
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape
     for shape in (
-        Shape("constant", "the bursts of the trace alone"),
-        Shape("burst", "2 s in 10 six times the rate of the others", _burst),
-        Shape("sawtooth", "from nothing to twice the mean within 20 s, again and again", _sawtooth),
-        Shape("flash-crowd", "0.7 of the capacity, and for 5 s twenty times of it", _flash_crowd, is_absolute=True),
-        Shape("one-giant", "one tenant sends nine tenths of everything", giant_part=GIANT_PART),
-        Shape("drifting-lengths", "answers grow from half to twice their length", answer_factors=(0.5, 2.0)),
+        # The bursts of the trace alone.
+        Shape("constant"),
+        # 2 s in 10 six times the rate of the others.
+        Shape("burst", _burst),
+        # From nothing to twice the mean within 20 s, again and again.
+        Shape("sawtooth", _sawtooth),
+        # 0.7 of the capacity, and for 5 s twenty times of it.
+        Shape("flash-crowd", _flash_crowd, is_absolute=True),
+        # One tenant sends nine tenths of everything.
+        Shape("one-giant", giant_part=GIANT_PART),
+        # Answers grow from half to twice their length.
+        Shape("drifting-lengths", answer_factors=(0.5, 2.0)),
     )
 }
 

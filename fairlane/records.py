@@ -460,7 +460,7 @@ class TenantGroup:
 
 @frozen_dataclass(frozen=True, slots=True)
 class LatencyTarget:
-    """How long requests of a tenant's class should wait at most under sustained overload."""
+    """Longest time in the queue at which requests of a tenant's class are admitted."""
 
     priority_class: str
     target_ms: int

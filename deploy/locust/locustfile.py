@@ -110,8 +110,8 @@ class ChatUser(HttpUser):  # type: ignore[misc]  # as above
                 late = self.figures.elapsed_s() - sent_s >= limit_s
                 outcome = CallOutcome(TIMEOUT if late else CONNECTION)
             else:
-                headers = {name.lower(): value for name, value in response.headers.items()}
-                outcome = of_body(response.status_code, response.content, retry_after_s(headers))
+                answered = {name.lower(): value for name, value in response.headers.items()}
+                outcome = of_body(response.status_code, response.content, retry_after_s(answered))
             _show_locust(response, outcome)
         # Not for a call that Locust ends together with its user: its outcome is unknown.
         self.figures.add(sent_s, outcome)

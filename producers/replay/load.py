@@ -142,7 +142,7 @@ async def run_users(
     calls = 0
 
     async def ask(number: int, tenant: str) -> bool:
-        """Whether the run is to stop."""
+        """Ask a question until it is let in or given up. Returns whether the run has been stopped."""
         tries = 0
         while True:
             tries += 1

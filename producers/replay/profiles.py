@@ -37,7 +37,7 @@ class Stage:
 @dataclass(frozen=True, slots=True)
 class Profile:
     """A load profile. ``think_s``: mean pause between an answer and the next question, varied by half of it; tokens
-    are of each question and answer. ``obeys``: whoever is shed asks the same again at the time that it was told."""
+    are of each question and answer. ``obeys``: a user repeats a shed question after its time to retry."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -51,8 +51,8 @@ class Profile:
         return max(stage.users for stage in self.stages)
 
     def asks_again(self, retry_after_s: float | None, tries: int) -> bool:
-        """Whether a user asks again who was told to come back after this time; None for one that was not shed, or was
-        told nothing."""
+        """Whether a user repeats a question that was shed with this time to retry; None: it was not shed, or got no
+        time to retry."""
         return self.obeys and retry_after_s is not None and tries < MOST_TRIES
 
     def users_at(self, at_s: float) -> int | None:

@@ -1,10 +1,10 @@
 """Slots for refused requests: a time to come back at which there is room. Pure.
 
-While more is asked for than can be served, a time to retry that only says when the present backlog has drained is told
-to everybody alike: they return together, and most of them are refused again. So each refused request gets a slot of its
-own, one after another at the rate at which its tenant is served, as a virtual queue. Who returns at its slot may use
-the whole latency target; others only half of it while slots are outstanding. Nothing is kept free for those who do not
-return: below half of the target anybody is admitted.
+Under sustained overload a time to retry that is the end of the present backlog is the same for all refused requests:
+they return together, and most are refused again. So each refused request gets a slot of its own, one after another at
+the rate at which its tenant is served, as a virtual queue. Who returns at its slot may use the whole latency target;
+others only half of it while slots are outstanding. Nothing is kept free for those who do not return: below half of the
+target anybody is admitted.
 
 A sender that retries rarely uses the same request id, so a request is recognised by its content.
 """
@@ -44,7 +44,7 @@ class RetrySlots:
         self._count = 0
 
     def are_outstanding(self, backlog: Backlog) -> bool:
-        """Whether any may be: ``expire`` forgets the ones of long ago."""
+        """Whether this backlog has slots, or had some until the last call of ``expire``."""
         return backlog in self._backlogs
 
     def target_part(self, backlog: Backlog, content: Hashable, now_ms: int) -> float:

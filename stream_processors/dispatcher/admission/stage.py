@@ -169,9 +169,10 @@ class AdmissionStage:
             return self._beyond_quota(queued, exceeded, now_ms)
         # As it was sent: at its next try it may be degraded otherwise.
         backlog, target_part = (queued.pool, queued.tenant, queued.priority_class), 1.0
-        has_slots = not queued.is_backfill and self.retry_slots.are_outstanding(backlog)
-        if has_slots:
-            target_part = self.retry_slots.target_part(backlog, _content_of(queued.request), now_ms)
+        content: int | None = None
+        if not queued.is_backfill and self.retry_slots.are_outstanding(backlog):
+            content = _content_of(queued.request)
+            target_part = self.retry_slots.target_part(backlog, content, now_ms)
         load, prediction = self.scheduler.predict(queued)
         degraded, pressure, level = self._degrade(queued, prediction, target_part, now_ms)
         if degraded is not queued:
@@ -185,11 +186,12 @@ class AdmissionStage:
                 inputs["tried_steps"] = " ".join(degraded.degradations)
             retry_after_ms = verdict.retry_after_ms
             if load.capacity.state is CapacityState.LIVE and verdict.code == Code.OVERLOADED:
-                content, service_ms = _content_of(queued.request), load.own_drain_ms(degraded.cost_tokens)
+                content = _content_of(queued.request) if content is None else content
+                service_ms = load.own_drain_ms(degraded.cost_tokens)
                 retry_after_ms = ceil(self.retry_slots.refused(backlog, content, retry_after_ms, service_ms, now_ms))
             return self._shed(queued, verdict.code, verdict.message, retry_after_ms, inputs, now_ms)
-        if has_slots:
-            self.retry_slots.admitted(backlog, _content_of(queued.request))
+        if content is not None:
+            self.retry_slots.admitted(backlog, content)
         if exceeded is not None and exceeded.retry_after_ms is not None:
             self.output.charges.owe(queued, now_ms + exceeded.retry_after_ms)
         self.output.counts.decided(degraded.tenant, Decision.ACCEPTED)

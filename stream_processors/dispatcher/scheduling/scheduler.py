@@ -53,7 +53,7 @@ _NOTABLE_FALL = 0.9
 _REVIEW_EVERY_MS = 1_000
 _MOST_STRETCH = 100.0
 _STRETCH_TTL_MS = 30_000
-"""What was learned of runs and refuses what would teach it anew is forgotten."""
+"""A stretch without new runs is forgotten: if it is too high, admission refuses the requests that would correct it."""
 _DEADLINE = attrgetter("deadline_at_ms")
 
 ItemT = TypeVar("ItemT", bound=Schedulable)

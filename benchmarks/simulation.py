@@ -156,7 +156,7 @@ class Simulation:
         for priority_class in Priority:
             in_flight.set_partitions(priority_topic(POOL, priority_class), fleet.consumers)
         admission = AdmissionPolicy(max_waiting_requests=50_000, max_waiting_bytes=2**30)
-        scheduler_policy = SchedulerPolicy(policy, admission, target_queue_ms=100.0)
+        scheduler_policy = SchedulerPolicy(policy, admission, target_queue_ms=50.0)
         self._scheduler = make_scheduler(scheduler_policy, CapacityBoard(), in_flight, Fleet(_DISPATCHER))
         self._scheduler.set_tenants(tenants)
 

@@ -130,7 +130,7 @@ class Settings(KafkaSettings):
     latency_target_ms: str = ""
     """Longest predicted time in the queue of an admitted online request by class (high=500,normal=2000), for tenants
     that set none. A class that is not named: a quarter of the request's timeout."""
-    target_queue_ms: float = Field(100.0, gt=0)
+    target_queue_ms: float = Field(50.0, gt=0)
     """Least work that is dispatched ahead of the consumers, as time at the pool's measured rate."""
     dedupe_ttl_s: int = Field(86_400, ge=1)
     """How long a request id is remembered for deduplication."""

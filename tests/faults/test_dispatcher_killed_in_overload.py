@@ -22,7 +22,7 @@ from tests.kit.fair_again import (
     judge,
     served_again_after_ms,
 )
-from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, SESSION_TIMEOUT_MS, Load, check_promise
+from tests.kit.load_kit import ENV, NO_ENGINE_TIME, POOL, Load, check_promise
 from tests.kit.pipeline import Pipeline
 from tests.kit.waiting import eventually, until_ms
 
@@ -31,12 +31,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.alone]
 _HELD_REQUESTS = 200_000
 _HELD_BYTES = 1 << 30
 _WARM_UP_S = 3.0
-_START_MS = 30_000
-"""For two new processes to start and to join, beside everything that is busy. They take longer than the session of the
-dead one, which ends meanwhile: on two cores that do little else, the first to be there serves everybody 4 s after the
-kill, and both own tenants after 6 s. What else takes long on a slower machine is measured by that."""
-_LEFT_TO_SEE_MS = 5_000
-"""Whatever the order, no difference is large in so short a time."""
 _OWN_TIMEOUT_S = 60.0
 _ANSWER_TIMEOUT_S = 60.0
 
@@ -93,10 +87,7 @@ def test_nothing_is_lost_and_fairness_returns(
     throughout = (before[0], after[1])
     assert longest_common_wait(waits(observed, tenants, after[1]), throughout) == throughout
     assert seen.steady_gap_tokens <= allowed
-    assert owned_after_ms <= SESSION_TIMEOUT_MS + _START_MS
-    # What comes after the start may take as long as the start.
-    within_ms = min(max(RESTORED_WITHIN_MS, owned_after_ms), round(after_s * 1000) - _LEFT_TO_SEE_MS)
-    assert restored_ms <= owned_after_ms + within_ms
+    assert restored_ms <= RESTORED_WITHIN_MS
 
 
 def kill_and_replace(pipeline: Pipeline) -> tuple[int, int]:

@@ -73,6 +73,8 @@ def test_nothing_accepted_is_lost_without_kafka(
         kafka.begin(fault)
         began_ms, accepted = now_ms(), len(traffic.sent)
         try:
+            # The callers may all be waiting for answers, and only a call that publishes shows what Kafka does.
+            refused()
             traffic.wait(lambda: health(gateway) == 503, "that it is not ready")
             eventually(lambda: refused().json()["error"]["code"] == UNAVAILABLE, what="a certain refusal")
             until_ms(began_ms + outage_ms)

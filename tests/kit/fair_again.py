@@ -19,8 +19,9 @@ OFFERED = {"flood": 1.4, "b": 0.35, "c": 0.35, "heavy": 0.9}
 """In parts of the capacity, three times which it is."""
 WEIGHTS = {"flood": 1.0, "b": 1.0, "c": 1.0, "heavy": 3.0}
 """Their shares are a sixth, and a half."""
-RESTORED_WITHIN_MS = 5_000
-"""Of the moment from which everything runs again."""
+RESTORED_WITHIN_MS = 10_000
+"""Of the kill: the session of the dead one (6 s, or its successor's start, which takes its place at once), and what was
+dispatched unfairly meanwhile."""
 PUBLISHED_PART = 0.6
 """Part of the time after the fault in which requests still come. What waits then lasts for the rest of it."""
 _MARGIN = 2.0

@@ -294,6 +294,10 @@ def text_of(tokens: int) -> str:
     return "load" * tokens
 
 
+class GeneratorLateError(RuntimeError):
+    """The load was not the one that was asked for."""
+
+
 class LoadGenerator:
     """Publishes plans and follows their replies, on two threads of its own.
 
@@ -391,10 +395,12 @@ class LoadGenerator:
         self._wait(lambda: len(self.replied_at) >= wanted, timeout_s, lambda: f"{more} more replies")
 
     def checked_lag_ms(self) -> float:
-        """How much later than due a record went out at worst. Raises RuntimeError when that is above MAX_LAG_MS: the
-        generator was the bottleneck."""
+        """How much later than due a record went out at worst. Raises GeneratorLateError when that is above MAX_LAG_MS:
+        the generator was the bottleneck."""
         if self.largest_lag_ms > MAX_LAG_MS:
-            raise RuntimeError(f"the load came up to {self.largest_lag_ms:.0f} ms late, allowed are {MAX_LAG_MS:g}")
+            raise GeneratorLateError(
+                f"the load came up to {self.largest_lag_ms:.0f} ms late, allowed are {MAX_LAG_MS:g}"
+            )
         return self.largest_lag_ms
 
     def observed(self) -> list[Observed]:

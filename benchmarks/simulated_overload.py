@@ -123,8 +123,10 @@ def figures(name: str, seen: Observations, fleet: ConsumerFleet, seconds: float)
     capacity = fleet.consumers * fleet.tokens_per_s * (until_ms - since_ms) / 1000
     latencies = [one.done_at_ms - one.submitted_at_ms for one in done]
     late = sum(one.is_late for one in done)
+    given_up = sum(since_ms <= at_ms < until_ms for at_ms in seen.given_up_at_ms)
+    broken = (late + given_up) / max(1, len(done) + given_up)
     p99 = percentile(latencies, 0.99) / TIMEOUT_MS
     yield Figure(f"{name}: tokens served in time divided by capacity", in_time / capacity, "ratio")
     yield Figure(f"{name}: p99 of the served divided by the deadline", p99, "ratio")
-    yield Figure(f"{name}: replies after their deadline, of those not refused", late / max(1, len(done)), "ratio")
+    yield Figure(f"{name}: late, expired or shed in the queue, of those admitted", broken, "ratio")
     yield Figure(f"{name}: p99 of the time to a refusal", percentile(seen.refusals_ms or [0], 0.99), "ms")

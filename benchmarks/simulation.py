@@ -124,6 +124,8 @@ class Observations:
     in_time_tokens: int = 0
     refusals_ms: list[int] = field(default_factory=list)
     """Time to each refusal."""
+    given_up_at_ms: list[int] = field(default_factory=list)
+    """When each request was submitted that was admitted, and shed or expired in the queue."""
     backlogged: dict[tuple[str, str], list[tuple[int, bool]]] = field(default_factory=dict)
 
 
@@ -218,6 +220,7 @@ class Simulation:
         self._dispatch(now_ms)
 
     def _late(self, request: SimulatedRequest, now_ms: int) -> None:
+        self._seen.given_up_at_ms.append(request.submitted_at_ms)
         if now_ms > request.deadline_at_ms:
             self._seen.expired += 1
         else:

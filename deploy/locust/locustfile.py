@@ -51,9 +51,9 @@ class Figures:
         self._last_end_s = self.elapsed_s()
         self._tallies.add(_TENANT, outcome, due_s=sent_s, sent_s=sent_s, ended_s=self._last_end_s)
 
-    def asked(self, tries: int, outcome: CallOutcome) -> None:
-        """Count a question that was asked so many times."""
-        self._tallies.asked(_TENANT, tries, is_in=not outcome.shed)
+    def tried(self, tries: int, outcome: CallOutcome) -> None:
+        """Count the outcome of a try, from 1, of an obedient user's question."""
+        self._tallies.tried(_TENANT, tries, outcome)
 
     def scenario(self) -> Scenario:
         chosen = profile()
@@ -93,11 +93,11 @@ class ChatUser(HttpUser):  # type: ignore[misc]  # as above
         while True:
             tries += 1
             outcome = self.ask_once(call)
+            if chosen.obeys:
+                self.figures.tried(tries, outcome)
             if not chosen.asks_again(outcome.retry_after_s if outcome.shed else None, tries):
                 break
             sleep(outcome.retry_after_s or 0.0)
-        if chosen.obeys:
-            self.figures.asked(tries, outcome)
 
     def ask_once(self, call: Call) -> CallOutcome:
         """One call."""

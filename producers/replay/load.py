@@ -70,9 +70,9 @@ class Caller:
         self._tallies.add(call.tenant, outcome, due_s=call.due_s, sent_s=None, ended_s=self.elapsed_s())
         return outcome
 
-    def asked(self, tenant: str, tries: int, outcome: CallOutcome) -> None:
-        """Count a question that was asked so many times, with its last outcome."""
-        self._tallies.asked(tenant, tries, is_in=not outcome.shed)
+    def tried(self, tenant: str, tries: int, outcome: CallOutcome) -> None:
+        """Count the outcome of a try, from 1, of an obedient user's question."""
+        self._tallies.tried(tenant, tries, outcome)
 
 
 Begin = Callable[[Coroutine[Any, Any, object]], asyncio.Task[object]]
@@ -148,16 +148,14 @@ async def run_users(
             tries += 1
             call = Call(number, caller.elapsed_s(), tenant, profile.prompt_tokens, profile.output_tokens)
             outcome = await caller.make(call)
+            if profile.obeys:
+                caller.tried(tenant, tries, outcome)
             if not profile.asks_again(outcome.retry_after_s if outcome.shed else None, tries):
-                break
+                return stopping.is_set()
             if await _wait(stopping, outcome.retry_after_s or 0.0):
                 return True
             if profile.users_at(caller.elapsed_s()) is None:
-                # The run is over before it was told to come back: nobody knows whether it would get in.
                 return False
-        if profile.obeys:
-            caller.asked(tenant, tries, outcome)
-        return stopping.is_set()
 
     async def ask_and_think(user: int) -> None:
         nonlocal calls

@@ -113,9 +113,11 @@ class _CallCounts:
         self._prompt_tokens = self._output_tokens = 0
         self._asked = self._in_soon = 0
 
-    def asked(self, tries: int, *, is_in: bool) -> None:
-        self._asked += 1
-        self._in_soon += is_in and tries <= _SOON
+    def tried(self, tries: int, outcome: CallOutcome) -> None:
+        # A question is decided by its second try at the latest: those that are asked again later count too.
+        if tries == _SOON or (tries < _SOON and not outcome.shed):
+            self._asked += 1
+            self._in_soon += outcome.code == OK
 
     def add(
         self, outcome: CallOutcome, *, due_s: float, sent_s: float | None, ended_s: float, first_text_s: float | None
@@ -198,11 +200,11 @@ class Tallies:
         for counts in (self._tenants[tenant], self._total):
             counts.add(outcome, due_s=due_s, sent_s=sent_s, ended_s=ended_s, first_text_s=first_text_s)
 
-    def asked(self, tenant: str, tries: int, *, is_in: bool) -> None:
-        """Count a question of an obedient user that was asked so many times, and whether it was not shed at last.
-        Raises KeyError for a tenant that is not in the run."""
+    def tried(self, tenant: str, tries: int, outcome: CallOutcome) -> None:
+        """Count the outcome of a try, from 1, of an obedient user's question. Raises KeyError for a tenant that is not
+        in the run."""
         for counts in (self._tenants[tenant], self._total):
-            counts.asked(tries, is_in=is_in)
+            counts.tried(tries, outcome)
 
     def report(self, elapsed_s: float, *, interrupted: bool) -> Report:
         """The figures so far."""

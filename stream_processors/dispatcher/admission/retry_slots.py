@@ -6,12 +6,16 @@ the rate at which its tenant is served, as a virtual queue. Who returns at its s
 others only half of it while slots are outstanding. Nothing is kept free for those who do not return: below half of the
 target anybody is admitted.
 
+Not all senders return. The part of the slots that are used is learned: slots stand closer by that part, and the less
+they are used, the more of the target is left to others.
+
 A sender that retries rarely uses the same request id, so a request is recognised by its content.
 """
 
-from collections import OrderedDict
 from collections.abc import Hashable
 from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from itertools import count
 from math import isfinite
 
 from fairlane_server.admission_rule import LEAST_RETRY_MS, MOST_RETRY_MS
@@ -20,7 +24,11 @@ GRACE_MS = 5_000
 """A slot counts for this long after its time: senders round up, and one that comes later is one of many again."""
 
 FRESH_PART = 0.5
-"""Part of the latency target for requests without a slot, while slots are outstanding."""
+"""Part of the latency target for requests without a slot, while slots are outstanding and all of them are used."""
+
+_RETURNS_GAIN = 0.05
+_SOME_STAY_AWAY = 0.95
+_OUTDATED_KEPT = 64
 
 Backlog = tuple[str, str, str]
 """Pool, tenant, class."""
@@ -28,19 +36,27 @@ Backlog = tuple[str, str, str]
 
 @dataclass(slots=True)
 class _Slots:
-    due_ms: OrderedDict[Hashable, float] = field(default_factory=OrderedDict)
-    """By content, in order of time."""
+    due_ms: dict[Hashable, float] = field(default_factory=dict)
+    """By content."""
+    by_time: list[tuple[float, int, Hashable]] = field(default_factory=list)
+    """A heap of all slots, and of some that were used meanwhile: due, a number, content."""
     next_ms: float = 0.0
-    """Time of the next free slot."""
+    """Time of the next free slot, if all of those before it are used."""
+    returns: float = 1.0
+    """Part of the slots that are used, lately."""
+
+    def settle(self, *, used: bool) -> None:
+        self.returns += _RETURNS_GAIN * (used - self.returns)
 
 
 class RetrySlots:
     """The outstanding slots of all backlogs, ``max_slots`` at most; beyond it the time to retry is that of the caller,
-    and gives no right. Each operation is O(1) on average. For one thread."""
+    and gives no right. Each operation is O(log n) on average. For one thread."""
 
     def __init__(self, max_slots: int = 100_000) -> None:
         self._max_slots = max_slots
         self._backlogs: dict[Backlog, _Slots] = {}
+        self._numbers = count()
         self._count = 0
 
     def are_outstanding(self, backlog: Backlog) -> bool:
@@ -53,49 +69,66 @@ class RetrySlots:
         if slots is None:
             return 1.0
         self._expire(slots, now_ms)
-        if not slots.due_ms:
-            return 1.0
         due_ms = slots.due_ms.get(content)
-        return 1.0 if due_ms is not None and now_ms >= due_ms else FRESH_PART
+        if not slots.due_ms or (due_ms is not None and now_ms >= due_ms):
+            return 1.0
+        return 1.0 - (1.0 - FRESH_PART) * slots.returns
 
     def admitted(self, backlog: Backlog, content: Hashable) -> None:
         """Give the slot of an admitted request back, if it has one."""
         slots = self._backlogs.get(backlog)
-        if slots is not None and slots.due_ms.pop(content, None) is not None:
-            self._count -= 1
+        if slots is None or slots.due_ms.pop(content, None) is None:
+            return
+        self._count -= 1
+        slots.settle(used=True)
+        if len(slots.by_time) > 2 * len(slots.due_ms) + _OUTDATED_KEPT:
+            slots.by_time = [slot for slot in slots.by_time if slots.due_ms.get(slot[2]) == slot[0]]
+            heapify(slots.by_time)
 
     def refused(self, backlog: Backlog, content: Hashable, wait_ms: float, service_ms: float, now_ms: int) -> float:
         """Give a refused request a slot, and return the time until it: at least ``wait_ms``, and ``service_ms`` (what
         its tenant needs for one such request) after the slot before. One that came too early keeps its slot.
 
-        Beyond MOST_RETRY_MS there are no slots.
+        There is none beyond MOST_RETRY_MS, and none while it is unknown what the tenant needs: then the time is that of
+        the caller.
         """
         slots = self._backlogs.setdefault(backlog, _Slots())
         self._expire(slots, now_ms)
         known_ms = slots.due_ms.get(content)
         if known_ms is not None and known_ms > now_ms:
             return max(LEAST_RETRY_MS, known_ms - now_ms)
-        due_ms = max(now_ms + wait_ms, slots.next_ms)
-        if due_ms - now_ms >= MOST_RETRY_MS or not isfinite(service_ms):
-            return MOST_RETRY_MS
+        if not isfinite(service_ms):
+            return wait_ms
+        spacing_ms, next_ms = service_ms * slots.returns, slots.next_ms
+        if slots.returns < _SOME_STAY_AWAY:
+            # The slots before it were given when more were expected to return.
+            others = len(slots.due_ms) - (known_ms is not None)
+            next_ms = min(next_ms, now_ms + wait_ms + others * spacing_ms)
+        due_ms = max(now_ms + wait_ms, next_ms)
+        if due_ms - now_ms >= MOST_RETRY_MS:
+            return max(wait_ms, MOST_RETRY_MS)
         if known_ms is None and self._count >= self._max_slots:
             return due_ms - now_ms
-        slots.next_ms = due_ms + service_ms
-        self._count += slots.due_ms.pop(content, None) is None
+        slots.next_ms = due_ms + spacing_ms
+        self._count += known_ms is None
         slots.due_ms[content] = due_ms
+        heappush(slots.by_time, (due_ms, next(self._numbers), content))
         return due_ms - now_ms
 
     def expire(self, now_ms: int) -> None:
         """Forget all that were not used. Call it periodically. O(backlogs)."""
         for backlog, slots in tuple(self._backlogs.items()):
             self._expire(slots, now_ms)
-            if not slots.due_ms and slots.next_ms <= now_ms:
+            if not slots.due_ms:
                 del self._backlogs[backlog]
 
     def _expire(self, slots: _Slots, now_ms: int) -> None:
-        while slots.due_ms and next(iter(slots.due_ms.values())) + GRACE_MS < now_ms:
-            slots.due_ms.popitem(last=False)
-            self._count -= 1
+        while slots.by_time and slots.by_time[0][0] + GRACE_MS < now_ms:
+            due_ms, _, content = heappop(slots.by_time)
+            if slots.due_ms.get(content) == due_ms:
+                del slots.due_ms[content]
+                self._count -= 1
+                slots.settle(used=False)
 
     def __len__(self) -> int:
         return self._count

@@ -170,6 +170,8 @@ class Shed:
     code: Code
     message: str
     retry_after_ms: int
+    is_for_target: bool = False
+    """Whether there is room, but it would be queued longer than its latency target."""
 
 
 def decide(
@@ -206,6 +208,7 @@ def decide(
     if request.is_backfill:
         return None
     requests, size = _shared_bounds(policy, bounds)
+    is_for_target = False
     allowed_ms = (request.deadline_at_ms - request.submitted_at_ms) * (1 - policy.safety_margin)
     left_ms = request.submitted_at_ms + allowed_ms - now_ms
     if not requests.admits(1):
@@ -217,7 +220,7 @@ def decide(
         latest = f"in {left_ms / 1000:.1f} s" if left_ms > 0 else "past"
         message = f"it would be done in {prediction.finish_ms / 1000:.1f} s; its deadline, less the margin, is {latest}"
     elif prediction.queue_ms > target_part * request.latency_target_ms and not takes_anything(load):
-        code = Code.OVERLOADED
+        code, is_for_target = Code.OVERLOADED, True
         wait_s, target_s = prediction.queue_ms / 1000, request.latency_target_ms / 1000
         message = f"it would be queued for {wait_s:.1f} s of a latency target of {target_s:.1f} s"
         if target_part < 1:
@@ -230,7 +233,7 @@ def decide(
         size.ms_until_admitted(request.size_bytes, own_ms, all_ms),
         prediction.ms_until_in_time(allowed_ms, request.latency_target_ms),
     )
-    return Shed(code, message, retry_after_ms(retry_ms, policy.jitter, request.request_id))
+    return Shed(code, message, retry_after_ms(retry_ms, policy.jitter, request.request_id), is_for_target)
 
 
 def backfill_paused(policy: AdmissionPolicy, paused: bool, bounds: Bounds) -> bool:

@@ -189,7 +189,10 @@ class AdmissionStage:
                 content = _content_of(queued.request) if content is None else content
                 service_ms = load.own_drain_ms(degraded.cost_tokens)
                 retry_after_ms = ceil(self.retry_slots.refused(backlog, content, retry_after_ms, service_ms, now_ms))
-            return self._shed(queued, verdict.code, verdict.message, retry_after_ms, inputs, now_ms)
+            self.output.counts.shed(
+                queued.tenant, queued.pool, verdict.code, now_ms, is_for_target=verdict.is_for_target
+            )
+            return self.output.writer.shed(queued, verdict.code, verdict.message, retry_after_ms, inputs, now_ms)
         if content is not None:
             self.retry_slots.admitted(backlog, content)
         if exceeded is not None and exceeded.retry_after_ms is not None:
@@ -324,19 +327,8 @@ class AdmissionStage:
             "submitted_at_ms": queued.submitted_at_ms,
             "deadline_at_ms": queued.deadline_at_ms,
         }
-        return self._shed(queued, Code.QUOTA_EXCEEDED, message, retry_after_ms, inputs, now_ms)
-
-    def _shed(
-        self,
-        queued: QueuedRequest,
-        code: Code,
-        message: str,
-        retry_after_ms: int | None,
-        inputs: Mapping[str, object],
-        now_ms: int,
-    ) -> tuple[OutputRecord, ...]:
-        self.output.counts.shed(queued.tenant, queued.pool, code, now_ms)
-        return self.output.writer.shed(queued, code, message, retry_after_ms, inputs, now_ms)
+        self.output.counts.shed(queued.tenant, queued.pool, Code.QUOTA_EXCEEDED, now_ms)
+        return self.output.writer.shed(queued, Code.QUOTA_EXCEEDED, message, retry_after_ms, inputs, now_ms)
 
 
 def _content_of(request: InferenceRequest) -> int:

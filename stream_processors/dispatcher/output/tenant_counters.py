@@ -8,6 +8,9 @@ from fairlane import metrics
 from fairlane.outcomes import Decision
 from stream_processors.dispatcher.output.heartbeat_report import TenantStats
 
+LATENCY_TARGET = "latency_target"
+"""Reason in heartbeats of a refusal as ``overloaded`` although there is room."""
+
 UNREGISTERED = ""
 """Common label of all unregistered tenants, whose number is unbounded. No tenant has this name."""
 
@@ -40,10 +43,11 @@ class TenantCounters:
     def decided(self, tenant: str, decision: Decision, code: str = "") -> None:
         self._decided[tenant, decision, code] += 1
 
-    def shed(self, tenant: str, pool: str, code: str, now_ms: int) -> None:
-        """Count the rejection of a valid request."""
+    def shed(self, tenant: str, pool: str, code: str, now_ms: int, *, is_for_target: bool = False) -> None:
+        """Count the rejection of a valid request. In heartbeats those for the latency target are told from those of a
+        full queue, which have the same code."""
         self._decided[tenant, Decision.REFUSED, code] += 1
-        self.recent.shed(tenant, pool, code, now_ms)
+        self.recent.shed(tenant, pool, LATENCY_TARGET if is_for_target else code, now_ms)
 
     def cancel_passed_on(self, tenant: str) -> None:
         self._cancels_passed_on[tenant] += 1

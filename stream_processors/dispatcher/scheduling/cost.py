@@ -22,7 +22,8 @@ class Cost:
     Attributes:
         prompt_tokens: at least 1.
         output_tokens: expected; 0 for a model that puts out none.
-        cautious_output_tokens: at least ``output_tokens``: what nine of ten such answers do not exceed.
+        cautious_output_tokens: what nine of ten such answers do not exceed, and at least ``output_tokens``; while
+            nothing is known of them a usual length, and at most ``output_tokens``.
     """
 
     prompt_tokens: int
@@ -83,7 +84,9 @@ class CostModel:
         known = answers.get((tenant, model.model, kind)) or answers.get((_ALL_TENANTS, model.model, kind))
         if known is None:
             expected = min(most, max_tokens or _EXPECTED_OUTPUT_TOKENS)
-            return Cost(prompt, expected, expected)
+            # Charged is what was asked for. But clients allow more than they get: if admission planned with that, a
+            # busy pool would refuse the first answers, and never learn how long they are.
+            return Cost(prompt, expected, min(expected, _EXPECTED_OUTPUT_TOKENS))
         expected = max(1, min(most, round(most * known.mean)))
         return Cost(prompt, expected, max(expected, min(most, round(most * known.cautious))))
 
@@ -116,7 +119,10 @@ class CostModel:
         if most_output_tokens > 0:
             part = min(1.0, max(0, usage.completion_tokens) / most_output_tokens)
             kind = most_output_tokens.bit_length()
-            self._learn_answer((_ALL_TENANTS, model, kind), part)
+            own = self._answers.get((tenant, model, kind))
+            if own is None or own.samples < _SAMPLES_OF_EACH or own.samples % _SAMPLES_OF_EACH == 0:
+                # What all are expected to do is not decided by those who send most.
+                self._learn_answer((_ALL_TENANTS, model, kind), part)
             self._learn_answer((tenant, model, kind), part)
 
     def _learn_answer(self, kind: _Kind, part: float) -> None:
@@ -134,6 +140,7 @@ class CostModel:
 
 
 _ALL_TENANTS = ""
+_SAMPLES_OF_EACH = 16
 _KeyT = TypeVar("_KeyT")
 _ValueT = TypeVar("_ValueT")
 

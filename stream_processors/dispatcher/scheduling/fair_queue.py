@@ -134,6 +134,10 @@ class ArrivalOrder(BacklogStatistics[ItemT]):
     def charge(self, tenant: str, group: str, priority_class: str, tokens: float) -> None:
         """Does nothing: this policy charges nobody."""
 
+    def debt_tokens(self, tenant: str, priority_class: str) -> float:  # noqa: ARG002 - nobody owes anything
+        """Nobody owes anything: 0."""
+        return 0.0
+
     def set_share(self, tenant: str, share: Share | None) -> None:
         """Set the weight, which counts only in ``backlogged_weight``; None: forget it once nothing is queued."""
         self._keep_share(tenant, share)

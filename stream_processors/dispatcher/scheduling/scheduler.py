@@ -24,6 +24,7 @@ from stream_processors.dispatcher.scheduling.backlog_statistics import (
     Share,
 )
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
+from stream_processors.dispatcher.scheduling.deadline_backlogs import DeadlineBacklogs
 from stream_processors.dispatcher.scheduling.fair_queue import (
     DEFAULT_QUANTUM_TOKENS,
     FairQueue,
@@ -49,8 +50,13 @@ CLASS_WEIGHTS = DEFAULT_CLASS_WEIGHTS
 
 _MEAN_COST_GAIN = 0.02
 _NOTABLE_FALL = 0.9
-"""A pool whose rate falls below this part of what it was is asked what it can still serve."""
+"""If the service of a tenant falls below this part of what it was, its queued requests are compared with it."""
 _REVIEW_EVERY_MS = 1_000
+_REVIEW_MS_PER_REQUEST = 0.25
+"""A review takes some microseconds for each queued request: long queues are reviewed less often."""
+_NEVER_MS = -(1 << 40)
+_REVIEWS_AFTER_FALL_MS = 3_000
+"""Measured shares follow a change with a delay."""
 _MOST_STRETCH = 100.0
 _STRETCH_TTL_MS = 30_000
 """A stretch without new runs is forgotten: if it is too high, admission refuses the requests that would correct it."""
@@ -113,14 +119,17 @@ class _Pool(Generic[ItemT]):
     mean_cost_tokens: float = 0.0
     window: Amount = NO_WINDOW
     served: ServedShares = field(default_factory=ServedShares)
-    stretches: dict[int, _Stretch] = field(default_factory=dict)
-    """By power of two of a request's cost."""
+    stretches: dict[tuple[str, int], _Stretch] = field(default_factory=dict)
+    """By model and power of two of a request's cost."""
     choice: ConsumerChoice | None = None
     """Of the present round; None while it is unknown which consumers own which partitions."""
-    planned_rate: float = 0.0
-    """Tokens per second that the queued requests were admitted for; a pool that gets slower cannot serve them all."""
-    reviewed_at_ms: int = 0
-    """When all that is queued was last compared with the rate."""
+    deadlines: DeadlineBacklogs = field(default_factory=DeadlineBacklogs)
+    planned: dict[str, float] = field(default_factory=dict)
+    """By class, the tokens per second of a tenant of weight 1 that the queued requests were admitted for. If the pool
+    gets slower, or more tenants share it, they cannot all be served."""
+    reviewed_at_ms: int = _NEVER_MS
+    """When all that is queued was last compared with the service."""
+    review_until_ms: int = 0
 
 
 def _mean_cost_tokens(pool: _Pool[ItemT]) -> float:
@@ -172,9 +181,14 @@ class Scheduler(Generic[ItemT]):
     def predict(self, item: ItemT) -> tuple[WorkAhead, Prediction]:
         """The load ahead of this request, and its predicted wait and service time."""
         pool = self._pool(item.pool)
-        own = pool.queue.waiting(item.tenant, item.priority_class)
+        key = item.tenant, item.priority_class
         # The earliest deadline goes first: backfill waits behind online requests of the same queue.
-        load = self._load(item, own.tokens if item.is_backfill else own.tokens - own.backfill_tokens)
+        own_ahead = (
+            pool.queue.waiting(*key).tokens
+            if item.is_backfill
+            else pool.deadlines.tokens_until(*key, item.deadline_at_ms)
+        )
+        load = self._load(item, own_ahead)
         return load, predict(load, item.cautious_cost_tokens)
 
     def _load(self, item: ItemT, own_ahead_tokens: int) -> WorkAhead:
@@ -188,9 +202,15 @@ class Scheduler(Generic[ItemT]):
         if self.policy.fairness == "fifo":
             own_tokens, own_share, served_share = float(everything.tokens), pool.share.share or 1.0, None
         else:
-            # Turns of others that come first are in a measured share.
-            own_tokens = own_ahead_tokens + (_mean_cost_tokens(pool) if served_share is None else 0.0)
-        stretch = pool.stretches.get(item.cost_tokens.bit_length())
+            usual_tokens = _mean_cost_tokens(pool)
+            share = own_share if served_share is None else served_share
+            # While the tenant pays for work that turned out larger, the others are served.
+            debt_tokens = max(0.0, queue.debt_tokens(tenant, priority_class) - usual_tokens)
+            own_tokens = own_ahead_tokens + debt_tokens * (1 - share)
+            if served_share is None:
+                # Turns of others that come first are in a measured share.
+                own_tokens += usual_tokens
+        stretch = pool.stretches.get((item.model_name, item.cost_tokens.bit_length()))
         is_known = stretch is not None and self._now_ms - stretch.learned_at_ms < _STRETCH_TTL_MS
         return WorkAhead(
             capacity=pool.capacity,
@@ -200,7 +220,7 @@ class Scheduler(Generic[ItemT]):
             dispatcher_share=pool.share.share or own_share,
             own_share=own_share,
             served_share=served_share,
-            service_stretch=max(1.0, stretch.ratio.mean) if stretch is not None and is_known else 1.0,
+            service_stretch=max(1.0, stretch.ratio.cautious) if stretch is not None and is_known else 1.0,
         )
 
     def served_share(self, pool: _Pool[ItemT], tenant: str, priority_class: str) -> float | None:
@@ -218,7 +238,8 @@ class Scheduler(Generic[ItemT]):
         pool = self._pools.get(own.pool)
         rate = 0.0 if pool is None else pool.capacity.consumer_cost_tokens_per_s
         if pool is not None and rate > 0 and engine_ms > 0 and cost_tokens > 0:
-            stretch = pool.stretches.setdefault(cost_tokens.bit_length(), _Stretch())
+            # By the estimated cost, by which it is looked up.
+            stretch = pool.stretches.setdefault((own.model, own.cost_tokens.bit_length()), _Stretch())
             stretch.ratio.learn(min(_MOST_STRETCH, engine_ms / (1000 * cost_tokens / rate)))
             stretch.learned_at_ms = self._now_ms
 
@@ -238,6 +259,7 @@ class Scheduler(Generic[ItemT]):
             turn_tokens = max(DEFAULT_QUANTUM_TOKENS, _mean_cost_tokens(pool) or item.cost_tokens)
             pool.served.begin(tenant, priority_class, turn_tokens / share)
         pool.queue.push(item)
+        pool.deadlines.add(item)
         self._items[item.claim] = item
         self._ids.add(item)
         self._occupancy.add(item)
@@ -270,18 +292,25 @@ class Scheduler(Generic[ItemT]):
         return gone
 
     def _take_unservable(self, name: str, pool: _Pool[ItemT], now_ms: int) -> list[ItemT]:
-        """Remove the online requests that the pool's present rate no longer serves in time: when it fell, and while the
-        pool is lost once a second, since it is expected back later and later."""
-        capacity = pool.capacity
-        is_lost = capacity.state is CapacityState.LOST
-        rate = 0.0 if is_lost else capacity.cost_tokens_per_s
-        is_due = is_lost and now_ms - pool.reviewed_at_ms >= _REVIEW_EVERY_MS
-        fell = rate < _NOTABLE_FALL * pool.planned_rate
-        if not len(pool.queue) or not (fell or is_due):
-            # While anything waits, the highest rate: a pool may get slower in small steps.
-            pool.planned_rate = max(rate, pool.planned_rate) if len(pool.queue) else rate
+        """Remove the online requests that the pool no longer serves in time: when it got slower or is shared by more
+        tenants than before, and for some seconds after; while it is lost, once a second, since it is expected back
+        later and later."""
+        if self.policy.fairness == "fifo":
+            # The order that others are compared with has no such review.
             return []
-        pool.planned_rate, pool.reviewed_at_ms = rate, now_ms
+        is_lost = pool.capacity.state is CapacityState.LOST
+        service = {} if is_lost else self._service_by_class(pool)
+        if any(service.get(name, 0.0) < _NOTABLE_FALL * before for name, before in pool.planned.items()):
+            pool.review_until_ms = now_ms + _REVIEWS_AFTER_FALL_MS
+            pool.planned = service
+        else:
+            # The best so far: it may get worse in small steps.
+            pool.planned = {name: max(now, pool.planned.get(name, 0.0)) for name, now in service.items()}
+        every_ms = max(_REVIEW_EVERY_MS, _REVIEW_MS_PER_REQUEST * len(pool.queue))
+        is_wanted = is_lost or now_ms < pool.review_until_ms
+        if not len(pool.queue) or not is_wanted or now_ms - pool.reviewed_at_ms < every_ms:
+            return []
+        pool.reviewed_at_ms = now_ms
         gone: list[ItemT] = []
         ahead: dict[tuple[str, str], int] = defaultdict(int)
         for item in sorted((one for one in self._items.values() if one.pool == name), key=_DEADLINE):
@@ -295,6 +324,14 @@ class Scheduler(Generic[ItemT]):
         for item in gone:
             self._take_out(item)
         return gone
+
+    def _service_by_class(self, pool: _Pool[ItemT]) -> dict[str, float]:
+        """Of each class with a backlog: tokens per second of a tenant of weight 1 in it."""
+        rate = pool.capacity.cost_tokens_per_s * (pool.share.share or 1.0)
+        weights, backlogged = pool.share.fleet_class_weights, pool.queue.backlogged_weight
+        waiting = {name: backlogged(name) for name in CLASS_WEIGHTS if backlogged(name) > 0}
+        of_all = sum(weights[name] for name in waiting)
+        return {name: rate * weights[name] / of_all / weight for name, weight in waiting.items()}
 
     def discard(self, claims: Iterable[Claim]) -> list[ItemT]:
         """Remove and return, uncharged, the queued ones of these requests."""
@@ -510,6 +547,7 @@ class Scheduler(Generic[ItemT]):
         pool = self._pools[item.pool]
         if not pool.queue.waiting(item.tenant, item.priority_class).requests:
             pool.served.end(item.tenant, item.priority_class)
+        pool.deadlines.remove(item)
         del self._items[item.claim]
         self._ids.remove(item)
         self._occupancy.remove(item)

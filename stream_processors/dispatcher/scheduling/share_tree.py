@@ -147,7 +147,7 @@ class Rings(Generic[ItemT]):
     round."""
 
     def __init__(self, quantum_tokens: float) -> None:
-        self._quantum = quantum_tokens
+        self.quantum_tokens = quantum_tokens
         self._turns = 0
 
     def wake(self, node: Node[ItemT]) -> None:
@@ -174,7 +174,7 @@ class Rings(Generic[ItemT]):
         Equals ``charge`` and then, if the queue is empty, ``rest``; in one pass, because every node on the path is the
         head of its ring.
         """
-        quantum = self._quantum
+        quantum = self.quantum_tokens
         is_empty = not node.heap.entries
         parent = node.parent
         while parent is not None:
@@ -219,13 +219,13 @@ class Rings(Generic[ItemT]):
         """The least ``spent`` of a child that enters now: the start of the round being served. Looked up before any
         change that could move the head of the ring back, so it never decreases."""
         if parent.ring:
-            parent.level = max(parent.level, parent.ring[0][0] * self._quantum)
+            parent.level = max(parent.level, parent.ring[0][0] * self.quantum_tokens)
         return parent.level
 
     def _set_spent(self, node: Node[ItemT], parent: Node[ItemT], spent: float) -> None:
         """Set ``spent``, and move ``node`` if it then belongs to another round."""
         before, node.spent = node.spent, spent
-        if node.turn and spent // self._quantum != before // self._quantum:
+        if node.turn and spent // self.quantum_tokens != before // self.quantum_tokens:
             self.level(parent)
             self._enter(node, parent)
             parent.shadows += 1
@@ -233,7 +233,7 @@ class Rings(Generic[ItemT]):
 
     def _enter(self, node: Node[ItemT], parent: Node[ItemT]) -> None:
         self._turns = node.turn = turn = self._turns + 1
-        heappush(parent.ring, (node.spent // self._quantum, turn, node))
+        heappush(parent.ring, (node.spent // self.quantum_tokens, turn, node))
 
     def _settle(self, parent: Node[ItemT]) -> None:
         """Remove outdated entries from the head; all of them when they are more than half."""
@@ -368,6 +368,14 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._list_resting(node)
         else:
             self._rings.charge(of_class, tokens)
+
+    def debt_tokens(self, tenant: str, priority_class: str) -> float:
+        """The tokens that a tenant was served beyond its turns, as far as they are more than one quantum."""
+        of_class = self._root.children.get(priority_class)
+        node = None if of_class is None else of_class.children.get(tenant)
+        if of_class is None or node is None:
+            return 0.0
+        return max(0.0, node.weight * (node.spent - self._rings.level(of_class) - self._rings.quantum_tokens))
 
     def set_share(self, tenant: str, share: Share | None) -> None:
         """Set a tenant's weight and groups; None: forget them once it has no backlog."""

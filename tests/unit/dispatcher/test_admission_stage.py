@@ -291,7 +291,7 @@ def test_pressure_takes_away_what_the_level_says(bench: Bench) -> None:
     event = degraded(bench, taken)
     steps = (Degradation.NO_RETRIEVAL, Degradation.SHORTER_CONTEXT)
     assert taken.queued.degradations == steps
-    assert event.inputs == {"steps": " ".join(steps), "pressure": "0.681", "level": "6"}
+    assert event.inputs == {"steps": " ".join(steps), "pressure": "0.676", "level": "6"}
     assert taken.queued.request.retrieval is None
     assert taken.queued.request.parameters.max_tokens == 400
     assert len(taken.queued.request.input.messages or ()) < 9

@@ -75,19 +75,52 @@ def test_what_is_kept_is_bounded_and_who_has_a_slot_keeps_it() -> None:
 
 def test_without_a_rate_there_is_no_slot() -> None:
     slots = RetrySlots()
-    assert slots.refused(BACKLOG, "a", 1_000, float("inf"), 0) == MOST_RETRY_MS
+    assert slots.refused(BACKLOG, "a", 1_000, float("inf"), 0) == 1_000, "that of the caller"
+    assert len(slots) == 0
     assert slots.refused(BACKLOG, "b", 1_000, 50, 0) == 1_000, "nobody else waits for it"
+
+
+def test_slots_that_nobody_uses_neither_lengthen_the_times_nor_take_room() -> None:
+    """A flash crowd of a hundred times what can be served, which does not come back."""
+    slots = RetrySlots()
+    told = [slots.refused(BACKLOG, content, 1_000, 100, 0) for content in range(1_000)]
+    assert told[-1] == 1_000 + 999 * 100
+    assert slots.target_part(BACKLOG, "new", 1_000) == FRESH_PART
+    now_ms = 1_000 + GRACE_MS + 4_000
+    assert slots.target_part(BACKLOG, "new", now_ms) > 0.9
+    assert slots.refused(BACKLOG, "new", 1_000, 100, now_ms) < 15_000
+
+
+def test_an_open_loop_is_never_told_the_longest_time_to_retry() -> None:
+    """Three times what can be served, for ten minutes, and nobody comes back."""
+    slots = RetrySlots()
+    told = [slots.refused(BACKLOG, number, 1_000, 100, 50 * number) for number in range(12_000)]
+    assert max(told) < 20_000
+    assert len(slots) < 1_000
+
+
+def test_what_was_used_leaves_nothing_behind() -> None:
+    slots = RetrySlots()
+    for number in range(10_000):
+        due_ms = slots.refused(BACKLOG, number, 100, 50, 50 * number)
+        slots.target_part(BACKLOG, number, 50 * number + round(due_ms))
+        slots.admitted(BACKLOG, number)
+    assert len(slots) == 0
+    assert len(slots._backlogs[BACKLOG].by_time) < 200
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 20), st.integers(0, 3_000), st.integers(1, 2_000)), min_size=1, max_size=60),
 )
 def test_slots_are_never_closer_than_service(steps: list[tuple[int, int, int]]) -> None:
-    """Who comes only at the times that it was told is one of at most one for each service time."""
+    """Who comes only at the times that it was told is one of at most one for each service time, if all do."""
     slots, now_ms = RetrySlots(), 0
     due: list[tuple[float, int]] = []
     for content, passed_ms, service_ms in steps:
         now_ms += passed_ms
+        for number, (due_ms, _) in enumerate(due):
+            if due_ms <= now_ms:
+                slots.admitted(BACKLOG, (steps[number][0], number))
         wait_ms = slots.refused(BACKLOG, (content, len(due)), 100, service_ms, now_ms)
         assert 100 <= wait_ms <= MOST_RETRY_MS
         due.append((now_ms + wait_ms, service_ms))

@@ -134,6 +134,9 @@ def _overload(shapes: Sequence[str], trace: Path, seconds: float, large: tuple[i
         for load in _OVERLOADS[:1] if traffic.shape.is_absolute else _OVERLOADS:
             name = shape if traffic.shape.is_absolute else f"{shape}, {load:g} times"
             yield from measured(name, fleet, simulated(traffic, tenants, fleet, load, seconds))
+        yield from simulated_overload.isolation(
+            traffic, _OVERLOADS[:1] if traffic.shape.is_absolute else _OVERLOADS, seconds
+        )
         for ablation, parts in ABLATIONS.items() if shape in _ABLATED else ():
             load = _OVERLOADS[-1]
             seen = simulated(traffic, tenants, fleet, load, seconds, parts)

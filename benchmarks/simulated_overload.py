@@ -4,14 +4,14 @@ of admission adds.
 Every second tenant allows more tokens than it gets. Estimates are learned as in the dispatcher, from what is done.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.load import GENEROUS_TOKENS, make_usage
 from benchmarks.result import Figure
 from benchmarks.service_curve import percentile
 from benchmarks.simulation import POOL, ConsumerFleet, Observations, SimulatedRequest, Simulation, claim_of
-from benchmarks.trace import MAX_CONTEXT_TOKENS
+from benchmarks.trace import MAX_CONTEXT_TOKENS, TraceSampler, load_trace
 from benchmarks.traffic import Arrival, Traffic
 from fairlane.outcomes import Priority, Task
 from fairlane.records import ModelVersion, TenantSpec
@@ -55,10 +55,10 @@ ABLATIONS: Mapping[str, Parts] = {
 class _Estimates:
     """Requests from arrivals, as the dispatcher would estimate them; it learns from those that are done."""
 
-    def __init__(self, tenants: Sequence[str], parts: Parts) -> None:
+    def __init__(self, generous: Container[str], parts: Parts) -> None:
         self._costs = CostModel()
         self._parts = parts
-        self._generous = frozenset(tenants[1::2])
+        self._generous = generous
         self._answers: dict[str, Arrival] = {}
 
     def requests(self, arrivals: Sequence[Arrival]) -> Iterator[SimulatedRequest]:
@@ -104,7 +104,18 @@ def simulated(
     """Simulate this load for a number of seconds and return the outcomes of its requests."""
     capacity = fleet.consumers * fleet.tokens_per_s
     arrivals = traffic.arrivals(tenants, load, capacity, seconds, _SEED)
-    estimates = _Estimates(tenants, parts)
+    return _run(arrivals, tenants, fleet, seconds, parts, generous=tenants[1::2])
+
+
+def _run(
+    arrivals: Sequence[Arrival],
+    tenants: Sequence[str],
+    fleet: ConsumerFleet,
+    seconds: float,
+    parts: Parts = ALL_PARTS,
+    generous: Container[str] = (),
+) -> Observations:
+    estimates = _Estimates(generous, parts)
     simulation = Simulation(
         "drr",
         {tenant: TenantSpec(tenant) for tenant in tenants},
@@ -113,6 +124,37 @@ def simulated(
         make_scheduler=Scheduler if parts.measured_shares else EntitledScheduler,
     )
     return simulation.run(estimates.requests(arrivals), round(1000 * seconds) + _DRAIN_MS)
+
+
+_VICTIM, _FLOODER = "victim", "flooder"
+_VICTIM_LOAD = 0.2
+_ENGINES = ConsumerFleet(8, 2_500.0, 1, 16_384)
+"""As in the benchmark ``isolation``."""
+
+
+def isolation(traffic: Traffic, loads: Sequence[float], seconds: float) -> Iterator[Figure]:
+    """The p99 of a tenant that asks at a steady pace for a fifth of the capacity, beside one that sends this traffic,
+    divided by its p99 alone."""
+    capacity = _ENGINES.consumers * _ENGINES.tokens_per_s
+    sampler = TraceSampler(load_trace(traffic.trace), _SEED)
+    rate = _VICTIM_LOAD * capacity / sampler.mean_cost_tokens
+    own = [Arrival(at_s, _VICTIM, sampler.size()) for at_s in sampler.arrivals(rate, seconds, steady=True)]
+
+    def p99_ms(others: Sequence[Arrival]) -> float:
+        arrivals = sorted([*own, *others], key=lambda one: one.at_s)
+        seen = _run(arrivals, (_VICTIM, _FLOODER), _ENGINES, seconds)
+        served = [one for one in seen.answered if one.tenant == _VICTIM and one.submitted_at_ms >= _WARM_UP_MS]
+        due = sum(one.at_s >= _WARM_UP_MS / 1000 for one in own)
+        latencies = [one.done_at_ms - one.submitted_at_ms for one in served]
+        # One that was not served counts with all the time it allowed.
+        return percentile([*latencies, *[TIMEOUT_MS] * (due - len(served))], 0.99)
+
+    alone_ms = p99_ms(())
+    for load in loads:
+        flood = traffic.arrivals((_FLOODER,), load, capacity, seconds, _SEED + 1)
+        name = traffic.shape.name if traffic.shape.is_absolute else f"{traffic.shape.name}, {load:g} times"
+        ratio = p99_ms(flood) / alone_ms
+        yield Figure(f"{name}: a victim's p99 beside the flood divided by p99 alone", ratio, "ratio", "at most", 1.2)
 
 
 def figures(name: str, seen: Observations, fleet: ConsumerFleet, seconds: float) -> Iterator[Figure]:

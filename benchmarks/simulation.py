@@ -92,6 +92,7 @@ class ConsumerFleet:
 class Answered:
     """A request that was served."""
 
+    tenant: str
     submitted_at_ms: int
     done_at_ms: int
     deadline_at_ms: int
@@ -264,7 +265,7 @@ class Simulation:
             completion = ServedRequest(now_ms, request.tenant, request.spent_tokens)
             self._seen.completions[request.priority_class].append(completion)
             self._seen.answered.append(
-                Answered(request.submitted_at_ms, now_ms, request.deadline_at_ms, request.spent_tokens)
+                Answered(request.tenant, request.submitted_at_ms, now_ms, request.deadline_at_ms, request.spent_tokens)
             )
             self._seen.latencies_ms[request.priority_class].append(now_ms - request.submitted_at_ms)
             if now_ms <= request.deadline_at_ms:

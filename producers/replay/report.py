@@ -78,7 +78,8 @@ class Summary:
         output_tokens_per_s: of the answers in time; ``tokens_per_s``: with their prompts.
         shed: calls refused because of load.
         failed: calls neither answered nor shed nor interrupted.
-        in_by_second_try: share of the questions of obedient users that were not shed at the first or the second try;
+        shed_ms: time to a refusal because of load, from when the call was due.
+        in_by_second_try: share of the questions of obedient users that were answered at the first or the second try;
             None without any.
     """
 
@@ -97,6 +98,7 @@ class Summary:
     degraded: int
     failed: int
     failure_rate: float
+    shed_ms: Percentiles = Percentiles(None, None, None)
     in_by_second_try: float | None = None
 
 
@@ -108,6 +110,7 @@ class _CallCounts:
         self._latency = Histogram()
         self._first_text = Histogram()
         self._late = Histogram()
+        self._refusal = Histogram()
         self._outcomes: Counter[str] = Counter()
         self._sent = self._in_time = self._shed = self._degraded = self._failed = 0
         self._prompt_tokens = self._output_tokens = 0
@@ -138,6 +141,7 @@ class _CallCounts:
                 self._output_tokens += outcome.output_tokens
         elif outcome.shed:
             self._shed += 1
+            self._refusal.add((ended_s - due_s) * 1_000)
         elif outcome.code != INTERRUPTED:
             self._failed += 1
 
@@ -161,6 +165,7 @@ class _CallCounts:
             degraded=self._degraded,
             failed=self._failed,
             failure_rate=round(self._failed / calls, 6) if calls else 0.0,
+            shed_ms=Percentiles.of(self._refusal),
             in_by_second_try=round(self._in_soon / self._asked, 6) if self._asked else None,
         )
 
@@ -257,6 +262,9 @@ def outcome_lines(report: Report) -> list[str]:
         f"{report.total.calls:,} calls in {report.elapsed_s:.1f} s: {ended or 'none'}",
         f"sent later than due: p50 {_ms(late.p50)} ms, p99 {_ms(late.p99)} ms, worst {report.total.most_late_ms:g} ms",
     ]
+    if report.total.shed:
+        shed = report.total.shed_ms
+        lines.append(f"time to a refusal because of load: p50 {_ms(shed.p50)} ms, p99 {_ms(shed.p99)} ms")
     if not_sent := report.total.outcomes.get(NOT_SENT):
         lines.append(f"{not_sent:,} calls were not sent: the load was less than was asked for")
     if report.interrupted:

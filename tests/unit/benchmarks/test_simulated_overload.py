@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.simulated_overload import ABLATIONS, ALL_PARTS, Parts, figures, simulated
+from benchmarks.simulated_overload import ABLATIONS, ALL_PARTS, Parts, figures, isolation, simulated
 from benchmarks.simulation import ConsumerFleet
 from benchmarks.traffic import SHAPES, Traffic
 
@@ -25,6 +25,13 @@ def test_what_is_served_is_early_and_the_rest_is_refused_at_once(shape: str) -> 
     assert p99 < 0.6
     assert late == 0
     assert refusal_ms == 0
+
+
+@pytest.mark.parametrize("shape", ["constant", "one-giant"])
+def test_a_flood_adds_little_to_the_latency_of_a_tenant_within_its_share(shape: str) -> None:
+    # Of some hundred requests, so that their p99 is more than the worst of them.
+    (figure,) = isolation(Traffic(SHAPES[shape]), [10.0], 40.0)
+    assert figure.value <= 1.2
 
 
 def test_without_targets_the_queue_stands_at_the_deadline() -> None:

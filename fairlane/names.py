@@ -217,7 +217,7 @@ def dispatcher_transactional_ids(prefix: str, instance_id: str) -> tuple[str, st
 
 
 def pool_group(prefix: str, pool: str) -> str:
-    """Consumer group of a pool's consumers."""
+    """Consumer group of a pool's consumers; with an empty ``pool`` the prefix of all of them."""
     return group_id(f"{prefix}.pool.{pool}")
 
 
@@ -254,4 +254,15 @@ def job_group(prefix: str, job_id: str) -> str:
 
 def job_transactional_id(prefix: str, job_id: str) -> str:
     """Transactional id of an offline job's publisher: the latest one fences its predecessors."""
-    return group_id(f"{prefix}-job-{job_id}")
+    return group_id(f"{prefix}.job.{job_id}")
+
+
+def observer_group(name: str) -> str:
+    """Group id of a reader that joins no group and commits nothing."""
+    return group_id(f"fairlane-observer.{name}")
+
+
+def tenant_group(tenant: str, name: str) -> str:
+    """Consumer group of a tenant; with an empty ``name`` the prefix of all of them. The underscore, which is in no
+    TOPIC_PREFIX, GROUP_PREFIX or tenant, keeps it apart from the groups of services and of other pipelines."""
+    return group_id(f"tenant_{tenant}.{name}")

@@ -95,8 +95,9 @@ class Settings(KafkaSettings):
     log_format: Literal["json", "console"] = "json"
     """json: one object per line; console: for people."""
 
-    group_prefix: str = "fairlane"
-    """Prefix of every consumer group and transactional id, after TOPIC_PREFIX."""
+    group_prefix: str = Field("fairlane", pattern=r"^[a-zA-Z0-9.-]+$")
+    """Prefix of every consumer group and transactional id of a service, after TOPIC_PREFIX. Letters, digits, dots and
+    hyphens."""
     dispatcher_session_timeout_ms: int = Field(6_000, ge=1_000)
     """Session timeout of the dispatchers' consumer group."""
     transaction_timeout_ms: int = Field(10_000, ge=1_000)

@@ -29,9 +29,12 @@ from deploy.local.stack import LocalStack
 from deploy.local.status import StackStatus, read_status
 from deploy.local.supervisor import Supervisor
 from fairlane.outcomes import Task
+from fairlane_server.access.credentials import credentials_file
+from fairlane_server.access.users import KafkaUser
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.models import load_models
+from fairlane_server.topics.families import KafkaRole
 
 DOWN_TIMEOUT_S = 120.0
 INTERRUPTED = 130
@@ -54,6 +57,9 @@ def up(
     dispatchers: Annotated[int, typer.Option(min=1, help="Number of dispatchers.")] = 1,
     consumers: Annotated[int, typer.Option(min=1, help="Number of inference consumers of each pool.")] = 1,
     engine: Annotated[str | None, typer.Option(help=f"Which engines run: {', '.join(ENGINES)}.")] = None,
+    secured: Annotated[
+        bool, typer.Option("--secured", help="Kafka asks for passwords, over TLS, and checks rights.")
+    ] = False,
     bare: Annotated[bool, typer.Option("--bare", help="Only Kafka, Postgres and Redis, no services.")] = False,
     tail_logs: Annotated[bool, typer.Option("--tail/--no-tail", help="Show the logs as they are written.")] = True,
     as_json: JsonOption = False,
@@ -62,10 +68,12 @@ def up(
     if engine is not None and engine not in ENGINES:
         raise StackError(f"--engine {engine}: there is only {', '.join(ENGINES)}")
     console = Console(sys.stderr if as_json else sys.stdout, follow=tail_logs and not as_json)
+    credentials = DataDir(data_dir.resolve()).credentials if secured else None
     stack = LocalStack(
         data_dir=data_dir,
         brokers=brokers,
-        setup=() if bare else default_setup(),
+        secured=secured,
+        setup=() if bare else default_setup(credentials),
         services=() if bare else default_services(dispatchers=dispatchers, consumers=consumers, engine=engine),
         report=console.report,
         sink=console.log_line,
@@ -284,6 +292,16 @@ def first_requests(endpoints: Endpoints, key_file: Path, new_key: str | None) ->
     ``new_key``: the key, if it was made now: it is shown this once.
     """
     tenant, model = demo_tenant(), demo_model()
+    connect = f'"{tenant}", bootstrap_servers="{endpoints.kafka_bootstrap_servers}"'
+    login = ""
+    if endpoints.kafka_ca_file:
+        user = KafkaUser(KafkaRole.TENANT, tenant).name
+        connect = f'"{tenant}"'
+        login = f"""
+  export KAFKA_BOOTSTRAP_SERVERS={endpoints.kafka_bootstrap_servers}
+  export KAFKA_SECURITY_PROTOCOL=SASL_SSL KAFKA_SSL_CA_FILE={endpoints.kafka_ca_file}
+  set -a; . {credentials_file(Path(endpoints.kafka_credentials), user)}; set +a
+"""
     shown = f"Key of tenant {tenant}, shown once:\n  {new_key}\n" if new_key else ""
     return f"""{shown}It is in {key_file}. A first request:
 
@@ -294,9 +312,9 @@ def first_requests(endpoints: Endpoints, key_file: Path, new_key: str | None) ->
          "messages": [{{"role": "user", "content": "Say hello."}}]}}'
 
 The same over Kafka, with {PROJECT_ROOT / ".venv/bin/python"}:
-
+{login}
   from fairlane import Client
-  with Client("{tenant}", bootstrap_servers="{endpoints.kafka_bootstrap_servers}") as client:
+  with Client({connect}) as client:
       model = "{model}"
       handle = client.submit(model=model, prompt="Hello", max_tokens=16)
       print(handle.result(60).output.text)

@@ -11,8 +11,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from deploy.local import probes
+from deploy.local.certificates import Certificates
 from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, StackError, write_private
 from deploy.local.ports import PortClaims
 from deploy.local.supervisor import ProcessSpec
@@ -28,6 +30,7 @@ OPTIONS = (FIRST_COMPILER, "-Xms128m", f"-Xmx{HEAP}")
 OPTIONS_OF_MANY = (FIRST_COMPILER, "-Xms64m", "-Xmx256m")
 """Java's, for each node of a cluster: about 200 MB."""
 MARK = "formatted"
+SECURED_MARK = "formatted-secured"
 MIN_JAVA = 17
 ARCHIVE_PREFIX = "kafka-classes-"
 LOG_CONFIG = Path(__file__).with_name("log4j2.properties")
@@ -87,6 +90,64 @@ REPLICATED_SETTINGS: Mapping[str, str] = {
 """Settings of a node of a cluster, in addition to or instead of those of a single node."""
 
 
+ADMIN_USER = "admin"
+"""Of a secured node: may do everything."""
+SECURED_SETTINGS: Mapping[str, str] = {
+    "inter.broker.listener.name": "SASL_SSL",
+    "listener.security.protocol.map": "SASL_SSL:SASL_SSL,CONTROLLER:SASL_SSL",
+    "sasl.enabled.mechanisms": "SCRAM-SHA-512",
+    "sasl.mechanism.inter.broker.protocol": "SCRAM-SHA-512",
+    # Users are kept by the controllers, who therefore cannot be asked for them to log in there.
+    "sasl.mechanism.controller.protocol": "PLAIN",
+    "listener.name.controller.sasl.enabled.mechanisms": "PLAIN",
+    "ssl.keystore.type": "PEM",
+    "ssl.truststore.type": "PEM",
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    "super.users": f"User:{ADMIN_USER}",
+}
+"""Settings of a node that serves only users with a password, over TLS, and what their ACLs allow."""
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class KafkaSecurity:
+    """What secures a node: its certificates, and the password of ADMIN_USER."""
+
+    certificates: Certificates
+    admin_password: str
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Properties of the node; they hold the password."""
+        module = "org.apache.kafka.common.security"
+        admin = f'username="{ADMIN_USER}" password="{self.admin_password}"'
+        plain = f'{module}.plain.PlainLoginModule required {admin} user_{ADMIN_USER}="{self.admin_password}";'
+        return {
+            **SECURED_SETTINGS,
+            "listener.name.controller.plain.sasl.jaas.config": plain,
+            "listener.name.sasl_ssl.scram-sha-512.sasl.jaas.config": (
+                f"{module}.scram.ScramLoginModule required {admin};"
+            ),
+            "ssl.keystore.location": str(self.certificates.server_file),
+            "ssl.truststore.location": str(self.certificates.ca_file),
+        }
+
+    @property
+    def format_options(self) -> tuple[str, ...]:
+        """Of the command that formats a data folder: ADMIN_USER and its password."""
+        return ("--add-scram", f'SCRAM-SHA-512=[name="{ADMIN_USER}",password="{self.admin_password}"]')
+
+    @property
+    def client_config(self) -> dict[str, Any]:
+        """Of librdkafka, to act as ADMIN_USER."""
+        return {
+            "security.protocol": "SASL_SSL",
+            "sasl.mechanism": "SCRAM-SHA-512",
+            "sasl.username": ADMIN_USER,
+            "sasl.password": self.admin_password,
+            "ssl.ca.location": str(self.certificates.ca_file),
+        }
+
+
 def new_cluster_id() -> str:
     """A random id, as Kafka writes it."""
     return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=")
@@ -101,6 +162,7 @@ class Kafka:
         libs: folder of Kafka's jars.
         voters: controller ports of all nodes of the cluster by number; empty for a single node.
         cluster_id: the same for all nodes of the cluster; a data folder is formatted with it once.
+        security: None for a node that serves everybody.
     """
 
     folder: Path
@@ -111,6 +173,7 @@ class Kafka:
     node_id: int = FIRST_ID
     voters: Mapping[int, int] = field(default_factory=dict)
     cluster_id: str = field(default_factory=new_cluster_id)
+    security: KafkaSecurity | None = None
 
     @property
     def bootstrap_servers(self) -> str:
@@ -124,7 +187,7 @@ class Kafka:
         java = find_java()
         self.folder.mkdir(parents=True, exist_ok=True)
         properties = self.folder / "server.properties"
-        properties.write_text(self._properties(), encoding="utf-8")
+        write_private(properties, self._properties())
         archive = class_archive(java, self.libs)
         shared = (f"-XX:SharedArchiveFile={archive}",) if archive.exists() else ()
         command = (java, *shared, f"-Dlog4j2.configurationFile={LOG_CONFIG}", "-cp", f"{self.libs}/*")
@@ -139,7 +202,9 @@ class Kafka:
             ),
             cwd=self.folder,
             depends_on=() if formatted else (format_name,),
-            probe=lambda: probes.kafka_node(self.bootstrap_servers),
+            probe=lambda: probes.kafka_node(
+                self.bootstrap_servers, config=None if self.security is None else self.security.client_config
+            ),
             start_timeout_s=90,
             # Nodes of a cluster that end together take 5 to 10 s: the last ones wait for a leader that cannot come.
             stop_timeout_s=30,
@@ -147,18 +212,21 @@ class Kafka:
         return (node,) if formatted else (self._format(format_name, command, properties), node)
 
     def _format(self, name: str, command: tuple[str, ...], properties: Path) -> ProcessSpec:
-        tool = (
-            *command[:1],
-            FIRST_COMPILER,
-            *command[1:],
+        options = (
             *("kafka.tools.StorageTool", "format", "-c", str(properties)),
             f"--cluster-id={self.cluster_id}",
+            *(() if self.security is None else self.security.format_options),
         )
+        # In a file that Java reads: anybody may see the arguments of a process, and one of these holds a password.
+        arguments = self.folder / "format.arguments"
+        write_private(arguments, "".join(f"{_quoted(option)}\n" for option in options))
+        tool = (*command[:1], FIRST_COMPILER, *command[1:], f"@{arguments}")
+        mark = MARK if self.security is None else SECURED_MARK
         # The mark comes last, so that a folder half formatted by a killed run is formatted anew.
         script = 'data="$1"; mark="$2"; shift 2; rm -rf "$data" && "$@" && : > "$mark"'
         return ProcessSpec(
             name=name,
-            argv=("/bin/sh", "-c", script, "sh", str(log_dir(self.folder)), str(self.folder / MARK), *tool),
+            argv=("/bin/sh", "-c", script, "sh", str(log_dir(self.folder)), str(self.folder / mark), *tool),
             cwd=self.folder,
             one_shot=True,
         )
@@ -166,10 +234,13 @@ class Kafka:
     def _properties(self) -> str:
         settings = {**BROKER_SETTINGS, **REPLICATED_SETTINGS} if self.voters else BROKER_SETTINGS
         voters = self.voters or {self.node_id: self.controller_port}
+        listener = "PLAINTEXT" if self.security is None else "SASL_SSL"
+        listeners = f"{listener}://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}"
         here = {
+            **({} if self.security is None else self.security.settings),
             "node.id": str(self.node_id),
-            "listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
-            "advertised.listeners": f"PLAINTEXT://{HOST}:{self.port},CONTROLLER://{HOST}:{self.controller_port}",
+            "listeners": listeners,
+            "advertised.listeners": listeners,
             # Not in the log, as voters that are agreed upon would be: after a restart every port may be another one.
             "controller.quorum.voters": ",".join(f"{node}@{HOST}:{port}" for node, port in sorted(voters.items())),
             "log.dirs": str(log_dir(self.folder)),
@@ -184,7 +255,27 @@ def log_dir(folder: Path) -> Path:
 
 def is_formatted(folder: Path) -> bool:
     """Whether the folder of a node holds data, or is ready to."""
-    return (folder / MARK).exists()
+    return any((folder / mark).exists() for mark in (MARK, SECURED_MARK))
+
+
+def holds_data(folder: Path, *, secured: bool) -> bool:
+    """Whether any node of a cluster with this folder was formatted. Raises StackError: one was, and it is secured where
+    the cluster shall not be, or the reverse."""
+    nodes = [folder, *(folder / name for name in node_names(MANY))]
+    expected, other = (SECURED_MARK, MARK) if secured else (MARK, SECURED_MARK)
+    for node in nodes:
+        if (node / other).exists():
+            kind, advice = ("an unsecured", "without") if secured else ("a secured", "with")
+            raise StackError(
+                f"{node} holds the data of {kind} Kafka: start it {advice} --secured, or choose another folder"
+            )
+    return any((node / expected).exists() for node in nodes)
+
+
+def _quoted(argument: str) -> str:
+    """As it stands in a file of arguments of Java."""
+    escaped = argument.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def find_java() -> str:
@@ -225,7 +316,13 @@ BROKERS = (1, MANY)
 _NODE = re.compile(rf"{NAME}-\d+")
 
 
-def compose_kafka(folder: Path, brokers: int, ports: PortClaims, libs: Path = KAFKA_LIBS_DIR) -> tuple[Kafka, ...]:
+def compose_kafka(
+    folder: Path,
+    brokers: int,
+    ports: PortClaims,
+    libs: Path = KAFKA_LIBS_DIR,
+    security: KafkaSecurity | None = None,
+) -> tuple[Kafka, ...]:
     """The nodes in the order of their numbers, with data in `folder`, on the ports of the last run where still free.
 
     Raises StackError: the number is none of BROKERS, the data are those of another number, or no port is free.
@@ -240,7 +337,7 @@ def compose_kafka(folder: Path, brokers: int, ports: PortClaims, libs: Path = KA
     clients = [ports.take(name) for name in names]
     controllers = [ports.take(f"{name}-controller") for name in names]
     if brokers == 1:
-        return (Kafka(folder, clients[0], controllers[0], libs),)
+        return (Kafka(folder, clients[0], controllers[0], libs, security=security),)
     if not cluster_id_file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         # Before anything is formatted: a run that is killed in between must not leave nodes of two clusters.
@@ -248,7 +345,7 @@ def compose_kafka(folder: Path, brokers: int, ports: PortClaims, libs: Path = KA
     cluster_id = cluster_id_file.read_text(encoding="utf-8")
     voters = dict(enumerate(controllers, FIRST_ID))
     return tuple(
-        Kafka(folder / name, port, voters[node_id], libs, name, node_id, voters, cluster_id)
+        Kafka(folder / name, port, voters[node_id], libs, name, node_id, voters, cluster_id, security)
         for node_id, (name, port) in enumerate(zip(names, clients, strict=True), FIRST_ID)
     )
 

@@ -8,6 +8,9 @@ from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 
+from fairlane.settings import KafkaSettings
+from fairlane_server.access.credentials import read_credentials
+
 
 class StackError(Exception):
     """The stack cannot start or go on; the message says why and what to do."""
@@ -33,6 +36,9 @@ class DataDir:
         """The cluster and the file with its passwords."""
         self.logs = root / "logs"
         """One `NAME.log` per process."""
+        self.certificates = root / "certificates"
+        self.credentials = root / "credentials"
+        """One `USER.env` per user of a secured Kafka."""
         self.files = root / "files"
         """Files of offline jobs, a folder for each tenant."""
         self.run = root / "run"
@@ -89,6 +95,8 @@ class Endpoints:
         postgres_gateway_dsn: for the gateway, a role with fewer rights than the services'; empty: as the services.
         gateway_url: for its callers; no service needs it.
         files_url: of the gateway's and the jobs' files: an absolute path, or `s3://bucket/prefix`.
+        kafka_ca_file: certificates that a secured Kafka's are verified against; empty: it is not secured.
+        kafka_credentials: folder with a file `USER.env` for each user of a secured Kafka.
     """
 
     kafka_bootstrap_servers: str = ""
@@ -99,6 +107,24 @@ class Endpoints:
     files_url: str = ""
     redis_cache_url: str = ""
     postgres_gateway_dsn: str = ""
+    kafka_ca_file: str = ""
+    kafka_credentials: str = ""
+
+    def kafka_env(self, user: str) -> dict[str, str]:
+        """The environment of a process that acts as this user of Kafka; no more than the address where Kafka is not
+        secured. Raises StackError: the user has no credentials."""
+        address = self._variables("kafka_bootstrap_servers")
+        if not self.kafka_ca_file:
+            return address
+        security = {"KAFKA_SECURITY_PROTOCOL": "SASL_SSL", "KAFKA_SSL_CA_FILE": self.kafka_ca_file}
+        try:
+            return {**address, **security, **read_credentials(Path(self.kafka_credentials), user)}
+        except (OSError, ValueError) as error:
+            raise StackError(f"no credentials of {user}: {error}") from None
+
+    def kafka_settings(self, user: str) -> KafkaSettings:
+        """The same for a client in this process."""
+        return KafkaSettings.model_validate({name.lower(): value for name, value in self.kafka_env(user).items()})
 
     @property
     def service_env(self) -> dict[str, str]:

@@ -4,8 +4,8 @@ import http.client
 import socket
 import urllib.error
 import urllib.request
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 if TYPE_CHECKING:
@@ -35,19 +35,23 @@ def http_ok(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     return None if status == 200 else f"{url} answers {status}"
 
 
-def kafka(bootstrap_servers: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
-    """Whether a Kafka broker answers at one of `bootstrap_servers` and takes part in its cluster (no TLS, no SASL)."""
+def kafka(
+    bootstrap_servers: str, timeout_s: float = PROBE_TIMEOUT_S, config: Mapping[str, Any] | None = None
+) -> str | None:
+    """Whether a Kafka broker answers at one of `bootstrap_servers` and takes part in its cluster. ``config``:
+    librdkafka's, to log in."""
     # A broker that still waits to be unfenced answers with an empty list of brokers.
     return _ask_kafka(
         bootstrap_servers,
         timeout_s,
         lambda _client, metadata: None if metadata.brokers else "no broker has joined the cluster",
+        config,
     )
 
 
-def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
+def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S, config: Mapping[str, Any] | None = None) -> str | None:
     """Whether the Kafka broker at `address`, its advertised `host:port`, takes part in its cluster, and its data can be
-    read. ``timeout_s``: for each of two requests."""
+    read. ``timeout_s``: for each of two requests; ``config``: librdkafka's, to log in."""
 
     def check(client: "AdminClient", metadata: "ClusterMetadata") -> str | None:
         from confluent_kafka import TopicPartition
@@ -69,11 +73,14 @@ def kafka_node(address: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
             answer.result(timeout_s + 1)
         return None
 
-    return _ask_kafka(address, timeout_s, check)
+    return _ask_kafka(address, timeout_s, check, config)
 
 
 def _ask_kafka(
-    bootstrap_servers: str, timeout_s: float, check: "Callable[[AdminClient, ClusterMetadata], str | None]"
+    bootstrap_servers: str,
+    timeout_s: float,
+    check: "Callable[[AdminClient, ClusterMetadata], str | None]",
+    config: Mapping[str, Any] | None = None,
 ) -> str | None:
     """The result of `check`, or why the cluster does not answer."""
     from confluent_kafka import KafkaException
@@ -83,7 +90,8 @@ def _ask_kafka(
     problems = [tcp(host, port, timeout_s) for host, port in split_addresses(bootstrap_servers)]
     if None not in problems:
         return "; ".join(problem for problem in problems if problem is not None) or "no address given"
-    client = AdminClient({"bootstrap.servers": bootstrap_servers, "log_level": 0, "socket.timeout.ms": 2000})
+    own: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 0, "socket.timeout.ms": 2000}
+    client = AdminClient({**(config or {}), **own})
     try:
         return check(client, client.list_topics(timeout=timeout_s))
     except KafkaException as error:

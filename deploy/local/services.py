@@ -6,11 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from deploy.local import probes
-from deploy.local.kafka import part_of
+from deploy.local.kafka import ADMIN_USER, part_of
 from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, PROJECT_ROOT, Endpoints, StackError
 from deploy.local.supervisor import ProcessSpec
+from fairlane_server.access.users import KafkaUser
 from fairlane_server.models import load_models
-from fairlane_server.topics.families import pools_of
+from fairlane_server.topics.families import KafkaRole, pools_of
 from fairlane_server.yaml_config import ConfigError
 
 MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
@@ -29,6 +30,7 @@ class SetupStep:
     Attributes:
         arguments: of `python`.
         after: parts or steps that it needs.
+        user: user of a secured Kafka that it acts as; empty: it does not use Kafka.
         as_owner: whether it gets the role that owns the tables.
         env: added to the addresses of the parts.
     """
@@ -36,12 +38,15 @@ class SetupStep:
     name: str
     arguments: tuple[str, ...]
     after: tuple[str, ...]
+    user: str = ""
     as_owner: bool = False
     env: Mapping[str, str] = field(default_factory=dict)
 
     def spec(self, endpoints: Endpoints, known: Sequence[str]) -> ProcessSpec:
         """What to run; of `after` only what the stack itself runs counts, the rest is external."""
         env = endpoints.migration_env if self.as_owner else endpoints.service_env
+        if self.user:
+            env |= endpoints.kafka_env(self.user)
         return ProcessSpec(
             name=self.name,
             argv=(sys.executable, *self.arguments),
@@ -62,12 +67,14 @@ class Service:
         arguments: of `python`.
         env: added to the addresses of the parts.
         port_variable: setting that gets the port of its own server, if it has one.
+        user: user of a secured Kafka that it acts as; empty: it does not use Kafka.
     """
 
     name: str
     arguments: tuple[str, ...]
     env: Mapping[str, str] = field(default_factory=dict)
     port_variable: str | None = None
+    user: str = ""
 
     def spec(
         self, endpoints: Endpoints, metrics_port: int, after: Sequence[str], port: int | None = None
@@ -80,6 +87,7 @@ class Service:
             argv=(sys.executable, *self.arguments),
             env={
                 **(endpoints.gateway_env if self.name == GATEWAY else endpoints.service_env),
+                **(endpoints.kafka_env(self.user) if self.user else {}),
                 "METRICS_PORT": str(metrics_port),
                 "INSTANCE_ID": self.name,
                 "PYTHONUNBUFFERED": "1",
@@ -95,13 +103,17 @@ class Service:
         )
 
 
-def default_setup() -> tuple[SetupStep, ...]:
-    """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables."""
-    command = ("-m", "fairlane_server.cli")
+def default_setup(credentials: Path | None = None) -> tuple[SetupStep, ...]:
+    """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables. ``credentials``:
+    folder of a secured Kafka's; its users get their rights before all."""
+    command, operator = ("-m", "fairlane_server.cli"), _user(KafkaRole.OPERATOR)
+    access = ("access", "apply", "--credentials", str(credentials))
+    rights = SetupStep("setup-access", (*command, *access), after=("kafka",), user=ADMIN_USER)
     return (
-        SetupStep("setup-topics", (*command, "topics", "apply"), after=("kafka",)),
-        SetupStep("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics")),
-        SetupStep("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models")),
+        *(() if credentials is None else (rights,)),
+        SetupStep("setup-topics", (*command, "topics", "apply"), after=("kafka", "setup-access"), user=operator),
+        SetupStep("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics"), user=operator),
+        SetupStep("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models"), user=operator),
         SetupStep("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
     )
 
@@ -114,14 +126,19 @@ def default_services(
     override = {"ENGINE": engine} if engine else {}
     return (
         *(
-            Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), override)
-            for number in range(1, dispatchers + 1)
+            Service(name, ("-m", "stream_processors.dispatcher"), override, user=_user(KafkaRole.DISPATCHER))
+            for name in (f"dispatcher-{number}" for number in range(1, dispatchers + 1))
         ),
-        Service("recorder-1", ("-m", "stream_processors.recorder")),
-        Service(GATEWAY, ("-m", "producers.gateway"), port_variable="GATEWAY_PORT"),
-        Service("backfill-1", ("-m", "producers.backfill", "run", "--all")),
+        Service("recorder-1", ("-m", "stream_processors.recorder"), user=_user(KafkaRole.RECORDER)),
+        Service(GATEWAY, ("-m", "producers.gateway"), port_variable="GATEWAY_PORT", user=_user(KafkaRole.GATEWAY)),
+        Service("backfill-1", ("-m", "producers.backfill", "run", "--all"), user=_user(KafkaRole.BACKFILL)),
         *(
-            Service(f"consumer-{pool}-{number}", ("-m", "inference_consumers", "--pool", pool), override)
+            Service(
+                f"consumer-{pool}-{number}",
+                ("-m", "inference_consumers", "--pool", pool),
+                override,
+                user=_user(KafkaRole.CONSUMER, pool),
+            )
             for pool in read_pools(models_file)
             for number in range(1, consumers + 1)
         ),
@@ -134,3 +151,8 @@ def read_pools(models_file: Path = MODELS_FILE) -> tuple[str, ...]:
         return pools_of((), load_models(models_file))
     except ConfigError as error:
         raise StackError(str(error)) from None
+
+
+def _user(role: KafkaRole, owner: str = "") -> str:
+    """Name of the Kafka user."""
+    return KafkaUser(role, owner).name

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import BinaryIO, Self
 
 from deploy.local import kafka, postgres, probes, redis
-from deploy.local.kafka import compose_kafka
+from deploy.local.certificates import prepare_certificates
+from deploy.local.kafka import ADMIN_USER, KafkaSecurity, compose_kafka, holds_data
 from deploy.local.layout import (
     DEFAULT_DATA_DIR,
     KAFKA_LIBS_DIR,
@@ -25,6 +26,14 @@ from deploy.local.redis import Redis
 from deploy.local.run_record import acquire_lock, end_leftovers
 from deploy.local.services import GATEWAY, HOST, Service, SetupStep
 from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
+from fairlane_server.access.credentials import (
+    PASSWORD,
+    credentials_file,
+    has_credentials,
+    keep_passwords,
+    prepare_passwords,
+    read_credentials,
+)
 from fairlane_server.processes.restarts import RestartPolicy
 
 VARIABLES = {
@@ -49,6 +58,7 @@ class LocalStack:
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
         brokers: number of Kafka nodes, 1 or 3.
+        secured: Kafka asks for passwords, over TLS, and checks rights. Every service and step acts as its ``user``.
         setup: commands that must succeed before the services start.
         environ: where external parts are looked up; default: the process's environment.
         report: receives events.
@@ -61,6 +71,7 @@ class LocalStack:
         data_dir: Path = DEFAULT_DATA_DIR,
         parts: Sequence[str] = tuple(VARIABLES),
         brokers: int = 1,
+        secured: bool = False,
         setup: Sequence[SetupStep] = (),
         services: Sequence[Service] = (),
         environ: Mapping[str, str] | None = None,
@@ -72,6 +83,7 @@ class LocalStack:
         self.data_dir = DataDir(data_dir.resolve())
         self._parts = tuple(parts)
         self._brokers = brokers
+        self._secured = secured
         self._setup = tuple(setup)
         self._services = tuple(services)
         self._environ = os.environ if environ is None else environ
@@ -163,9 +175,16 @@ class LocalStack:
     def _compose_parts(self, ports: PortClaims) -> tuple[tuple[ProcessSpec, ...], Endpoints]:
         specs: list[ProcessSpec] = []
         kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
+        security: KafkaSecurity | None = None
+        if self._secured and self._environ.get(VARIABLES[kafka.NAME]):
+            raise StackError(
+                f"{VARIABLES[kafka.NAME]} is set: --secured is for a Kafka of the stack's own; leave one of the two out"
+            )
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
+            is_new = not holds_data(self.data_dir.kafka, secured=self._secured)
+            security = self._kafka_security(is_new=is_new) if self._secured else None
             # No node waits for another one: none is ready before most of them run.
-            nodes = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs)
+            nodes = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs, security)
             specs += [spec for node in nodes for spec in node.specs()]
             kafka_servers = ",".join(node.bootstrap_servers for node in nodes)
         if postgres.NAME in self._parts:
@@ -194,7 +213,32 @@ class LocalStack:
             redis_cache_url=redis_cache_url,
             postgres_gateway_dsn=postgres_gateway_dsn,
         )
+        if security is not None:
+            ca_file, credentials = security.certificates.ca_file, self.data_dir.credentials
+            endpoints = replace(endpoints, kafka_ca_file=str(ca_file), kafka_credentials=str(credentials))
         return tuple(specs), endpoints
+
+    def _kafka_security(self, *, is_new: bool) -> KafkaSecurity:
+        """Certificates and passwords of every user that the stack itself needs. Those of users that exist are taken
+        from their files, others made; of a new Kafka none exists. Raises StackError: a file with a password is broken,
+        or ADMIN_USER's is gone."""
+        users = {service.user for service in self._services} | {step.user for step in self._setup} | {ADMIN_USER}
+        folder = self.data_dir.credentials
+        try:
+            if not is_new:
+                # Its creation was the formatting of the data.
+                keep_passwords(folder, [ADMIN_USER])
+                if not has_credentials(folder, ADMIN_USER):
+                    raise StackError(
+                        f"{self.data_dir.kafka} holds the data of a secured Kafka, but "
+                        f"{credentials_file(folder, ADMIN_USER)} is gone: bring it back, or choose another folder"
+                    )
+                users = {user for user in users if not has_credentials(folder, user)}
+            prepare_passwords(folder, sorted(users - {""}))
+            password = read_credentials(folder, ADMIN_USER)[PASSWORD]
+        except (OSError, ValueError) as error:
+            raise StackError(str(error)) from None
+        return KafkaSecurity(prepare_certificates(self.data_dir.certificates), password)
 
     def _compose_services(
         self, part_specs: Sequence[ProcessSpec], endpoints: Endpoints, ports: PortClaims

@@ -10,6 +10,7 @@ from deploy.local.kafka import part_of
 from deploy.local.layout import DataDir, Endpoints, mask
 from deploy.local.run_record import ProcessRecord, RunRecord, State
 from deploy.local.services import GATEWAY
+from fairlane.kafka_config import connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +52,12 @@ def read_status(data_dir: DataDir) -> StackStatus:
     endpoints = Endpoints.load(data_dir.endpoints_file)
     if record is None or endpoints is None or not record.supervisor.is_alive():
         return StackStatus(str(data_dir.root), running=False)
+    admin = connection(endpoints.kafka_settings(kafka.ADMIN_USER)) if endpoints.kafka_ca_file else None
     servers: dict[str, tuple[str, Callable[[], str | None]]] = {
-        kafka.NAME: (endpoints.kafka_bootstrap_servers, lambda: probes.kafka(endpoints.kafka_bootstrap_servers)),
+        kafka.NAME: (
+            endpoints.kafka_bootstrap_servers,
+            lambda: probes.kafka(endpoints.kafka_bootstrap_servers, config=admin),
+        ),
         postgres.NAME: (mask(endpoints.postgres_dsn), lambda: probes.postgres(endpoints.postgres_dsn)),
         redis.NAME: (mask(endpoints.redis_url), lambda: probes.redis(endpoints.redis_url)),
         redis.CACHE_NAME: (mask(endpoints.redis_cache_url), lambda: probes.redis(endpoints.redis_cache_url)),
@@ -67,7 +72,7 @@ def read_status(data_dir: DataDir) -> StackStatus:
         if address and name not in ours and name != GATEWAY
     ]
     for name, address in zip(nodes, endpoints.kafka_bootstrap_servers.split(","), strict=False):
-        servers[name] = address, partial(probes.kafka_node, address)
+        servers[name] = address, partial(probes.kafka_node, address, config=admin)
     with ThreadPoolExecutor(max_workers=8) as pool:
         parts = tuple(pool.map(lambda process: _look(process, servers), (*external, *record.processes)))
     return StackStatus(str(data_dir.root), running=True, supervisor_pid=record.supervisor.pid, parts=parts)

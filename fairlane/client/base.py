@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Generic, TypedDict, TypeVar
 
-from fairlane import names
 from fairlane.client.connector import KafkaConnector
 from fairlane.client.core import ClientCore, ClientLimits, ClientStats
 from fairlane.client.group_member import GroupMember, OnUndecodable
@@ -16,7 +15,7 @@ from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.committed import TopicIds
 from fairlane.errors import Timeout, Unavailable
-from fairlane.names import dead_letter_replies_topic, is_name, is_replies_of, replies_topic
+from fairlane.names import dead_letter_replies_topic, is_name, is_replies_of, replies_topic, tenant_group
 from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
 from fairlane.records import InferenceRequest
 from fairlane.settings import KafkaSettings
@@ -194,7 +193,7 @@ class BaseClient:
         if max_processing_ms < LEAST_PROCESSING_MS:
             raise ValueError(f"max_processing_ms: {max_processing_ms} is below {LEAST_PROCESSING_MS}")
         idle_timeout_ms = options.get("idle_timeout_ms")
-        consumer = self._connector.member(names.group_id(group_id), max_processing_ms, LEAST_PROCESSING_MS)
+        consumer = self._connector.member(tenant_group(self.tenant, group_id), max_processing_ms, LEAST_PROCESSING_MS)
         member = GroupMember(
             consumer,
             topic,
@@ -225,7 +224,7 @@ class BaseClient:
             )
         letters = None
         if options.get("on_dead_letter") is None:
-            letters = ReplyLetters(self._connector.letter_producer(), self.tenant, names.group_id(group_id))
+            letters = ReplyLetters(self._connector.letter_producer(), self.tenant, tenant_group(self.tenant, group_id))
         return self._member(group_id, options), retries, letters
 
     @property

@@ -24,7 +24,7 @@ from fairlane.clock import ClockMs, monotonic_ms
 from fairlane.cluster import reason_of
 from fairlane.codec import Codec
 from fairlane.errors import Backpressure, ClientClosed, FairlaneError, Unavailable
-from fairlane.names import chunks_topic, group_id, replies_topic
+from fairlane.names import chunks_topic, replies_topic, tenant_group
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.trace_context import current_trace
 
@@ -242,8 +242,8 @@ class ClientCore:
         ]
 
     def _group_id(self) -> str:
-        """Of a consumer that joins no group. Begins with the tenant's and a dot, so that a grant on that covers it."""
-        return group_id(f"{self.tenant}.client-{uuid4()}")
+        """Of a consumer that joins no group; one of the tenant's, so that a grant on their prefix covers it."""
+        return tenant_group(self.tenant, f"client-{uuid4()}")
 
     def _thread(self, name: str, work: Callable[[], None]) -> threading.Thread:
         thread = threading.Thread(target=self._guard, args=(name, work), name=f"fairlane-{name}", daemon=True)

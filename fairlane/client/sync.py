@@ -227,7 +227,7 @@ class Client(BaseClient, Closing):
             service.run()
 
         Args:
-            group_id: of the consumer group; TOPIC_PREFIX comes before it.
+            group_id: of the consumer group ``<TOPIC_PREFIX>tenant_<tenant>.<group_id>``.
             handler: takes a reply, at least once. A call that raises is made again.
             options: :class:`ServiceOptions`.
 

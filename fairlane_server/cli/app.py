@@ -8,6 +8,7 @@ import typer
 
 from fairlane.schema_registry import RegistryError
 from fairlane_server.cli import (
+    access,
     collections,
     control,
     conversations,
@@ -35,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(topics.app, name="topics")
+app.add_typer(access.app, name="access")
 app.add_typer(control.tenants, name="tenants")
 app.add_typer(control.models, name="models")
 app.add_typer(schemas.app, name="schemas")

@@ -13,7 +13,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaExcepti
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
-from fairlane.names import group_id
+from fairlane.names import observer_group
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
 from fairlane_server.kafka.cluster_admin import CONNECT_TIMEOUT_S, ClusterAdmin, ClusterError
@@ -98,7 +98,7 @@ def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:
         raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
     errors = LastConnectionError()
     # The group is never joined and nothing is committed: partitions are assigned by hand.
-    config = read_committed_consumer(settings, group_id("fairlane-control-reader"))
+    config = read_committed_consumer(settings, observer_group("control"))
     config |= {"enable.partition.eof": True, "fetch.wait.max.ms": 10}
     consumer = SkippingConsumer(quiet_config(config, errors), "control")
     latest: dict[str, bytes] = {}

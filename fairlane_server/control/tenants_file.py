@@ -1,5 +1,7 @@
 """Tenants of a deployment, read from ``deploy/tenants.yaml``. The file is accepted as a whole or not at all."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,19 @@ FORBIDDABLE = tuple(step for step in Degradation if step is not Degradation.NO_H
 """Degradations that a tenant may forbid. A missing history is a failure and not a step that the dispatcher chooses."""
 
 
+@dataclass(frozen=True, slots=True)
+class KafkaQuotas:
+    """Bounds of a tenant's clients at each broker, which delays what exceeds them.
+
+    Attributes:
+        request_percent: of the time of one of the broker's threads.
+    """
+
+    produce_bytes_per_s: int = 16 * 1024 * 1024
+    fetch_bytes_per_s: int = 32 * 1024 * 1024
+    request_percent: float = 50.0
+
+
 def load_tenants(path: Path) -> tuple[TenantSpec, ...]:
     """Read the tenants in file order.
 
@@ -28,17 +43,26 @@ def load_tenants(path: Path) -> tuple[TenantSpec, ...]:
     degradations, duplicate tenants or groups, groups with a missing parent or a cycle of parents, a dedicated pool of
     two tenants.
     """
+    return tuple(_load(path))
+
+
+def load_kafka_quotas(path: Path) -> Mapping[str, KafkaQuotas]:
+    """The quotas of each tenant, from the same file. Raises as ``load_tenants``."""
+    return {spec.tenant: quotas for spec, quotas in _load(path).items()}
+
+
+def _load(path: Path) -> dict[TenantSpec, KafkaQuotas]:
     root = load_yaml_with_lines(path).mapping({"tenants"})["tenants"]
-    tenants: dict[str, TenantSpec] = {}
+    tenants: dict[str, tuple[TenantSpec, KafkaQuotas]] = {}
     owners: dict[str, str] = {}
     for entry in root.sequence():
-        spec = _tenant(entry)
+        spec, quotas = _tenant(entry)
         if spec.tenant in tenants:
             raise entry.fields["tenant"].error(f"{spec.tenant!r} is already defined")
         if spec.pool is not None and owners.setdefault(spec.pool, spec.tenant) != spec.tenant:
             raise entry.fields["pool"].error(f"{spec.pool!r} is already the dedicated pool of {owners[spec.pool]!r}")
-        tenants[spec.tenant] = spec
-    return tuple(tenants.values())
+        tenants[spec.tenant] = spec, quotas
+    return dict(tenants.values())
 
 
 def check_numbers(spec: TenantSpec) -> None:
@@ -95,6 +119,11 @@ _QUOTAS: dict[str, Reader] = {
     "tokens_per_minute": _whole,
     "tokens_per_day": _whole,
 }
+_KAFKA: dict[str, Reader] = {
+    "produce_bytes_per_s": _whole,
+    "fetch_bytes_per_s": _whole,
+    "request_percent": _rate,
+}
 _TENANT: dict[str, Reader] = {
     "weight": _rate,
     "classes": partial(YamlNode.choices, kind="class", known=tuple(Priority), least=1),
@@ -104,6 +133,7 @@ _TENANT: dict[str, Reader] = {
     "latency_target_ms": _latency_targets,
     "queue": lambda node: node.read({}, dict.fromkeys(_QUEUE, _whole)),
     "quotas": lambda node: node.read({}, _QUOTAS),
+    "kafka": lambda node: KafkaQuotas(**node.read({}, _KAFKA)),
     "groups": _groups,
     "forbid": partial(YamlNode.choices, kind="degradation", known=FORBIDDABLE),
     "max_prompt_tokens": _whole,
@@ -112,13 +142,15 @@ _TENANT: dict[str, Reader] = {
 }
 
 
-def _tenant(entry: YamlNode) -> TenantSpec:
+def _tenant(entry: YamlNode) -> tuple[TenantSpec, KafkaQuotas]:
     given = entry.read({"tenant": _name}, _TENANT)
     queue = {_QUEUE[key]: bound for key, bound in given.pop("queue", {}).items()}
-    return TenantSpec(
+    kafka = given.pop("kafka", KafkaQuotas())
+    spec = TenantSpec(
         **given.pop("quotas", {}),
         **queue,
         forbidden_degradations=given.pop("forbid", ()),
         latency_targets=given.pop("latency_target_ms", ()),
         **given,
     )
+    return spec, kafka

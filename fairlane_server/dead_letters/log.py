@@ -12,7 +12,7 @@ from fairlane.closing import Closing
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec
 from fairlane.kafka_config import read_committed_consumer
-from fairlane.names import group_id
+from fairlane.names import observer_group
 from fairlane.records import SourceCoordinate
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer, message_headers
@@ -56,7 +56,7 @@ class DeadLetterReader(Closing):
         self._cluster = ClusterAdmin(settings)
         self._topics = self._cluster.metadata().topics
         # The group is never joined and nothing is committed: partitions are assigned by hand.
-        config = read_committed_consumer(settings, group_id("fairlane-dead-letters")) | {"enable.partition.eof": True}
+        config = read_committed_consumer(settings, observer_group("dead-letters")) | {"enable.partition.eof": True}
         self._consumer = SkippingConsumer(quiet_config(config, self._errors), _READER)
 
     def close(self) -> None:

@@ -19,7 +19,7 @@ from fairlane.backoff import Backoff
 from fairlane.codec import Codec, DecodeError
 from fairlane.kafka_config import IDLE_FETCH_WAIT_MS, read_committed_consumer
 from fairlane.logs import get_logger
-from fairlane.names import group_id
+from fairlane.names import observer_group
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
 from fairlane.skipping_consumer import SkippingConsumer
@@ -111,7 +111,7 @@ class TopicFollower(ABC):
             self._thread.join(_METADATA_TIMEOUT_S)
 
     def _run(self) -> None:
-        config = read_committed_consumer(self._settings, group_id(f"feed-{uuid4()}"))
+        config = read_committed_consumer(self._settings, observer_group(f"feed-{uuid4()}"))
         # No partition is sought, paused or added, so a fetch that waits for records delays nothing.
         options = {
             "enable.partition.eof": True,

@@ -9,7 +9,7 @@ from fairlane.clock import now_ms
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.kafka_config import read_committed_consumer
-from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS, group_id
+from fairlane.names import CONTROL_CAPACITY, CONTROL_DISPATCH, CONTROL_TENANTS, observer_group
 from fairlane.records import CapacityReport, DispatchReport, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
@@ -52,7 +52,7 @@ class LoadFeed:
         for topic in topics:
             if topic not in found:
                 raise ClusterError(f"{topic}: no such topic; `fairlane topics apply` creates it")
-        config = read_committed_consumer(settings, group_id("fairlane-top")) | {"enable.partition.eof": True}
+        config = read_committed_consumer(settings, observer_group("top")) | {"enable.partition.eof": True}
         self._consumer = SkippingConsumer(quiet_config(config, self._errors), "top")
         try:
             deadline = time.monotonic() + CONNECT_TIMEOUT_S

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -22,7 +23,20 @@ _PLACEHOLDER = re.compile(r"\{([a-z]*)\}")
 _PART = re.compile(r"[a-z0-9][a-z0-9-]{0,38}|\{[a-z]*\}")
 _FIELD = re.compile(r"[a-z][a-z0-9_]*")
 
-_ROLES = ("tenant", "gateway", "backfill", "dispatcher", "consumer", "recorder", "operator", "replayer")
+
+class KafkaRole(StrEnum):
+    """Who reads and writes topics."""
+
+    TENANT = "tenant"
+    GATEWAY = "gateway"
+    BACKFILL = "backfill"
+    DISPATCHER = "dispatcher"
+    CONSUMER = "consumer"
+    RECORDER = "recorder"
+    OPERATOR = "operator"
+    REPLAYER = "replayer"
+
+
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")
 _SCOPES = ((), ("tenant",), ("tenant", "service"), ("pool",), ("pool", "class"))
 _DAY_MS = 86_400_000
@@ -42,7 +56,7 @@ class TopicFamily:
         retention_ms: None for a compacted family.
         max_message_bytes: None for the broker's own limit.
         partitions_by_tenant: overrides of ``partitions``.
-        writers, readers: roles that need ACLs; nothing creates the ACLs yet.
+        writers, readers: roles; `fairlane access` gives them the rights.
     """
 
     family: str
@@ -194,7 +208,7 @@ def _partitions_by_tenant(node: YamlNode) -> dict[str, int]:
 
 _whole = partial(YamlNode.integer, minimum=1)
 _partitions = partial(YamlNode.integer, minimum=1, maximum=_MAX_PARTITIONS)
-_roles = partial(YamlNode.choices, kind="role", known=_ROLES, least=1)
+_roles = partial(YamlNode.choices, kind="role", known=tuple(KafkaRole), least=1)
 _REQUIRED: dict[str, Reader] = {
     "name": _name,
     "description": YamlNode.string,

@@ -1,7 +1,6 @@
 """`fairlane dlq` where Kafka checks rights: what follows from topics.yaml for a role is what the commands need."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +17,12 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from deploy.local.kafka import HOST
-from deploy.local.ports import PortClaims
-from deploy.local.supervisor import Supervisor
 from fairlane.names import DEAD_LETTER_REPLAY_ID
 from fairlane_server.cli.dlq import DeadLetters
 from fairlane_server.topics.families import load_families
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.kit.pipeline import unique_name
-from tests.kit.secured_kafka import SecuredKafka
+from tests.kit.secured_kafka import CheckingKafka, checking_kafka
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -34,28 +30,10 @@ PASSWORD = "planted-s3cret-of-kafka"
 LITERAL, PREFIXED = ResourcePatternType.LITERAL, ResourcePatternType.PREFIXED
 
 
-@dataclass(frozen=True, slots=True)
-class CheckingKafka(SecuredKafka):
-    """One that allows users only what it was told; whoever comes without a password may do everything."""
-
-    def _properties(self) -> str:
-        return SecuredKafka._properties(self) + (
-            "authorizer.class.name=org.apache.kafka.metadata.authorizer.StandardAuthorizer\n"
-            "super.users=User:ANONYMOUS\n"
-        )
-
-
 @pytest.fixture(scope="module")
 def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[CheckingKafka]:
-    folder = tmp_path_factory.mktemp("checking")
-    ports = PortClaims()
-    names = ("kafka", "controller", "secured")
-    port, controller, secured = (ports.take(name) for name in names)
-    node = CheckingKafka(folder / "kafka", port, controller, secured_port=secured)
-    (folder / "logs").mkdir()
-    with Supervisor(node.specs(), log_dir=folder / "logs", processes_file=folder / "processes.json"):
+    with checking_kafka(tmp_path_factory.mktemp("checking")) as node:
         yield node
-    ports.close()
 
 
 def allow(
@@ -97,10 +75,8 @@ def bench(
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[DeadLettersBench]:
     with dead_letters(kafka.bootstrap_servers, unique, tmp_path, monkeypatch, capsys) as bench:
-        monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", f"{HOST}:{kafka.secured_port}")
-        monkeypatch.setenv("KAFKA_SECURITY_PROTOCOL", "SASL_PLAINTEXT")
-        monkeypatch.setenv("KAFKA_SASL_MECHANISM", "SCRAM-SHA-512")
-        monkeypatch.setenv("KAFKA_SASL_PASSWORD", PASSWORD)
+        for name, value in kafka.user_env("nobody", PASSWORD).items():
+            monkeypatch.setenv(name, value)
         yield bench
 
 

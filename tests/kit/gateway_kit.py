@@ -9,7 +9,7 @@ with served.client("a") as client:
     client.post("/v1/chat/completions", json=...)
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -142,14 +142,17 @@ def serving(
     tenants: Sequence[str | TenantSpec] = ("a", "b"),
     recorder: bool = True,
     each_task: bool = False,
+    env_of: Callable[[Pipeline, str], Mapping[str, str]] | None = None,
 ) -> Iterator[Served]:
-    """Everything, ready. ``env`` is for every process, ``gateway_env`` for the first gateway. With ``each_task`` there
-    is a model per task, and not one for all."""
+    """Everything, ready. ``env`` is for every process, ``env_of`` as for a pipeline, ``gateway_env`` for the first
+    gateway. With ``each_task`` there is a model per task, and not one for all."""
     unique = unique_name()
     models = model_per_task(unique, f"{unique}-pool") if each_task else None
     with (
         migrated_database(postgres, unique) as database,
-        Pipeline(broker, folder, unique, tenants=tenants, models=models, redis_url=redis_url, env=env) as pipeline,
+        Pipeline(
+            broker, folder, unique, tenants=tenants, models=models, redis_url=redis_url, env=env, env_of=env_of
+        ) as pipeline,
     ):
         names = [tenant if isinstance(tenant, str) else tenant.tenant for tenant in tenants]
         with ApiKeys(database.owner_dsn) as keys:

@@ -13,7 +13,7 @@ control.tenants, whatever its group: one pipeline at a time, and leaving it take
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -83,6 +83,7 @@ class Pipeline:
         redis_url: where duplicates are remembered and caches are kept, if anywhere.
         env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``. The simulated engine takes no time
             unless they say otherwise.
+        env_of: more settings of a process, by its name; asked when it is launched.
     """
 
     _open: ClassVar[str | None] = None
@@ -97,8 +98,10 @@ class Pipeline:
         models: Sequence[ModelVersion] | None = None,
         redis_url: str | None = None,
         env: Mapping[str, str] | None = None,
+        env_of: "Callable[[Pipeline, str], Mapping[str, str]] | None" = None,
     ) -> None:
         self.unique = unique
+        self._env_of = env_of
         self.group_prefix = unique
         self.pool = f"{unique}-pool"
         self.settings = KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)
@@ -213,7 +216,8 @@ class Pipeline:
         """Start a process of any kind with the environment of this pipeline. It is killed at the end."""
         port = self._ports.take(service.name)
         log_file = self.folder / f"{service.name}.log"
-        process = ServiceProcess(service, self.env, port, log_file)
+        env = {**self.env, **(self._env_of(self, service.name) if self._env_of else {})}
+        process = ServiceProcess(service, env, port, log_file)
         if service.name in self.processes:
             assert not self.processes[service.name].alive, f"{service.name} is running"
         self.processes[service.name] = process

@@ -278,7 +278,7 @@ class WorkFeed:
 
 
 def _config(settings: Settings) -> ClientConfig:
-    return read_committed_consumer(settings, names.group_id(f"work-feed-{uuid4()}")) | {
+    return read_committed_consumer(settings, names.observer_group(f"work-feed-{uuid4()}")) | {
         "client.id": settings.instance_id,
         "enable.partition.eof": True,
         "fetch.wait.max.ms": IDLE_FETCH_WAIT_MS,

@@ -7,14 +7,17 @@ from pathlib import Path
 import pytest
 
 from deploy.local import kafka
+from deploy.local.certificates import Certificates
 from deploy.local.kafka import (
     BROKER_SETTINGS,
     HEAP,
     REPLICATED_SETTINGS,
     Kafka,
+    KafkaSecurity,
     class_archive,
     compose_kafka,
     find_java,
+    holds_data,
     node_names,
     part_of,
 )
@@ -60,7 +63,8 @@ def specs_of(nodes: tuple[Kafka, ...]) -> tuple[ProcessSpec, ...]:
 
 def cluster_ids(specs: tuple[ProcessSpec, ...]) -> set[str]:
     """The ids that the data folders of new nodes would be formatted with."""
-    return {argument for spec in specs for argument in spec.argv if argument.startswith("--cluster-id=")}
+    files = [Path(word[1:]) for spec in specs for word in spec.argv if word.startswith("@")]
+    return {found for file in files for found in re.findall(r'"(--cluster-id=[^"]+)"', file.read_text())}
 
 
 def test_one_node_keeps_one_copy_and_is_its_own_quorum(tmp_path: Path, ports: PortClaims, libs: Path) -> None:
@@ -181,3 +185,38 @@ def test_every_node_belongs_to_the_part_and_nothing_else_does() -> None:
     assert {part_of(name) for brokers in (1, 3) for name in node_names(brokers)} == {"kafka"}
     others = ["kafka-1-format", "kafka-", "postgres", "consumer-kafka-1", "setup-topics"]
     assert [part_of(name) for name in others] == others
+
+
+@pytest.mark.parametrize("brokers", [1, 3])
+def test_the_password_of_a_secured_node_is_in_private_files_and_in_no_argument(
+    tmp_path: Path, ports: PortClaims, libs: Path, brokers: int
+) -> None:
+    password = "planted-s3cret"
+    security = KafkaSecurity(Certificates(tmp_path / "ca.pem", tmp_path / "server.pem"), password)
+    nodes = compose_kafka(tmp_path / "kafka", brokers, ports, libs, security)
+    specs = specs_of(nodes)
+    assert len(specs) == 2 * brokers
+    for spec in specs:
+        shown = " ".join((*spec.argv, *spec.env.values()))
+        assert password not in shown
+        assert "saltedpassword" not in shown
+    for node in nodes:
+        holding = [file for file in node.folder.iterdir() if password in file.read_text()]
+        assert [file.name for file in sorted(holding)] == ["format.arguments", "server.properties"]
+        assert {file.stat().st_mode & 0o777 for file in holding} == {0o600}
+    assert password not in repr(nodes)
+
+
+@pytest.mark.parametrize("folder", ["", "kafka-2"])
+def test_data_are_secured_or_not_for_ever(tmp_path: Path, folder: str) -> None:
+    node = tmp_path / folder
+    node.mkdir(exist_ok=True)
+    assert not holds_data(tmp_path, secured=True)
+    (node / "formatted").touch()
+    assert holds_data(tmp_path, secured=False)
+    with pytest.raises(StackError, match=f"^{node} holds the data of an unsecured Kafka: start it without --secured"):
+        holds_data(tmp_path, secured=True)
+    (node / "formatted").rename(node / "formatted-secured")
+    assert holds_data(tmp_path, secured=True)
+    with pytest.raises(StackError, match=f"^{node} holds the data of a secured Kafka: start it with --secured"):
+        holds_data(tmp_path, secured=False)

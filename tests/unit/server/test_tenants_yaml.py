@@ -3,7 +3,7 @@ from pathlib import Path
 import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
-from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.control.tenants_file import KafkaQuotas, load_kafka_quotas, load_tenants
 from fairlane_server.yaml_config import ConfigError
 
 REPOSITORY = Path(__file__).resolve().parents[3]
@@ -57,6 +57,16 @@ tenants:
         ),
         TenantSpec("globex"),
     )
+
+
+def test_kafka_quotas_are_read_beside_the_tenants(tmp_path: Path) -> None:
+    (tmp_path / "tenants.yaml").write_text(
+        "tenants:\n  - {tenant: acme, kafka: {fetch_bytes_per_s: 5}}\n  - tenant: b\n"
+    )
+    assert load_kafka_quotas(tmp_path / "tenants.yaml") == {
+        "acme": KafkaQuotas(fetch_bytes_per_s=5),
+        "b": KafkaQuotas(),
+    }
 
 
 @pytest.mark.parametrize(

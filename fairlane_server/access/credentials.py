@@ -1,0 +1,97 @@
+"""Passwords of Kafka users as files: one for each user, in the notation of environment files, readable by its owner.
+
+``USER.env`` holds the password of a user that was created, ``USER.env.new`` that of one whose creation is not finished.
+"""
+
+import os
+import secrets
+from collections.abc import Iterable
+from pathlib import Path
+
+PASSWORD = "KAFKA_SASL_PASSWORD"  # noqa: S105 - the name of a setting
+_USERNAME = "KAFKA_SASL_USERNAME"
+_PASSWORD_BYTES = 32
+
+
+def credentials_file(folder: Path, user: str) -> Path:
+    """Where the credentials of this user are kept."""
+    return folder / f"{user}.env"
+
+
+def has_credentials(folder: Path, user: str) -> bool:
+    """Whether there is a file of this user."""
+    return credentials_file(folder, user).exists() or _draft(folder, user).exists()
+
+
+def read_credentials(folder: Path, user: str) -> dict[str, str]:
+    """The settings in the newest file of this user. Raises OSError, and ValueError for a file that holds no password of
+    it or is not private."""
+    draft = _draft(folder, user)
+    path = draft if draft.exists() else credentials_file(folder, user)
+    with path.open(encoding="utf-8") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise ValueError(f"{path}: must belong to the user of this process, and be readable by nobody else")
+        found = dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
+    if found.get(_USERNAME) != user or not found.get(PASSWORD):
+        raise ValueError(f"{path}: holds no password of {user}")
+    return found
+
+
+def prepare_passwords(folder: Path, users: Iterable[str]) -> dict[str, str]:
+    """The passwords of users to be created: that of a creation which did not finish, else a new random one.
+
+    Files come before users, so that no password is lost when the command ends in between. Raises as
+    ``read_credentials``.
+    """
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return {user: _prepare(folder, user) for user in users}
+
+
+def keep_passwords(folder: Path, users: Iterable[str]) -> None:
+    """These users exist: where a creation has left a file, it replaces the former one. Raises OSError."""
+    drafts = [(draft, user) for user in users if (draft := _draft(folder, user)).exists()]
+    for draft, user in drafts:
+        draft.replace(credentials_file(folder, user))
+    if drafts:
+        _sync(folder)
+
+
+def remove_credentials(folder: Path, user: str) -> None:
+    """Remove the files of this user, if there are any. Raises OSError."""
+    for path in (credentials_file(folder, user), _draft(folder, user)):
+        path.unlink(missing_ok=True)
+
+
+def _draft(folder: Path, user: str) -> Path:
+    return folder / f"{user}.env.new"
+
+
+def _prepare(folder: Path, user: str) -> str:
+    draft = _draft(folder, user)
+    if draft.exists():
+        return read_credentials(folder, user)[PASSWORD]
+    password = secrets.token_urlsafe(_PASSWORD_BYTES)
+    _write_private(draft, f"KAFKA_SASL_MECHANISM=SCRAM-SHA-512\n{_USERNAME}={user}\n{PASSWORD}={password}\n")
+    return password
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write ``text`` in one step and to the disk, readable by its owner only."""
+    part = path.with_name(f".{path.name}.{os.getpid()}")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    """Write the folder's names to the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -68,10 +68,7 @@ class DeleteUser:
 
 
 @dataclass(frozen=True, slots=True)
-class Allow:
-    """Create an ACL."""
-
-    action: ClassVar[str] = "allow"
+class _GrantChange:
     grant: Grant
 
     @property
@@ -84,19 +81,17 @@ class Allow:
 
 
 @dataclass(frozen=True, slots=True)
-class Withdraw:
+class Allow(_GrantChange):
+    """Create an ACL."""
+
+    action: ClassVar[str] = "allow"
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw(_GrantChange):
     """Delete an ACL."""
 
     action: ClassVar[str] = "withdraw"
-    grant: Grant
-
-    @property
-    def user(self) -> str:
-        return self.grant.user
-
-    @property
-    def detail(self) -> str:
-        return str(self.grant)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, Literal
 
 from confluent_kafka import KafkaError, KafkaException
@@ -23,7 +24,6 @@ from confluent_kafka.admin import (
 
 from fairlane.cluster import reason_of
 from fairlane.settings import KafkaSettings
-from fairlane_server.access.client_quotas import alter_quotas, read_quotas
 from fairlane_server.access.plan import AccessChange, AccessState, Allow, CreateUser, DeleteUser, SetQuotas, Withdraw
 from fairlane_server.access.rights import Grant, Operation, Resource
 from fairlane_server.kafka.cluster_admin import REQUEST_TIMEOUT_S, ClusterAdmin, ClusterError
@@ -69,7 +69,7 @@ def read_access(cluster: ClusterAdmin, settings: KafkaSettings) -> AccessState:
     return AccessState(
         _scram_users(cluster),
         _grants(cluster),
-        read_quotas(settings),
+        _client_quotas().read_quotas(settings),
         # Brokers hide the value of a setting that is the authorizer's and not their own.
         allows_unlisted=_ALLOWS_UNLISTED in config and config[_ALLOWS_UNLISTED].value != "false",
     )
@@ -195,10 +195,21 @@ def _alter_users(
 
 def _set_quotas(settings: KafkaSettings, changes: Sequence[SetQuotas]) -> Iterator[AccessApplied]:
     for batch in _batches(changes):
-        reasons = alter_quotas(settings, {change.user: change.quotas for change in batch})
+        reasons = _client_quotas().alter_quotas(settings, {change.user: change.quotas for change in batch})
         for change in batch:
             reason = reasons.get(change.user)
             yield AccessApplied(change, "failed" if reason else "done", reason)
+
+
+def _client_quotas() -> ModuleType:
+    """Loaded when needed: no other command uses aiokafka. Raises ClusterError where that is not installed."""
+    try:
+        from fairlane_server.access import client_quotas
+    except ImportError as error:
+        missing = (error.name or "").partition(".")[0]
+        reason = f"this needs the extra `access`: pip install 'fairlane[access]' ({missing} is missing)"
+        raise ClusterError(reason) from None
+    return client_quotas
 
 
 def _batches(items: Sequence[Any]) -> Iterable[Any]:

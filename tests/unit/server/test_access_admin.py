@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from fairlane.settings import KafkaSettings
-from fairlane_server.access import admin
+from fairlane_server.access import client_quotas
 from fairlane_server.access.admin import read_access
 from fairlane_server.access.rights import Grant, Operation, Resource
 from fairlane_server.kafka.cluster_admin import ClusterError
@@ -70,7 +70,7 @@ class Cluster:
 
 @pytest.fixture(autouse=True)
 def _no_quotas(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(admin, "read_quotas", lambda _settings: {})
+    monkeypatch.setattr(client_quotas, "read_quotas", lambda _settings: {})
 
 
 def read(cluster: Any) -> Any:

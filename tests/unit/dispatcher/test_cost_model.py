@@ -55,6 +55,17 @@ def learn(costs: CostModel, usage: UsageEvent, *, tenant: str = "acme", size: in
     costs.learn(tenant, "chat", size, most, usage)
 
 
+def test_a_new_tenant_does_not_start_from_those_who_send_most() -> None:
+    costs = CostModel()
+    for _ in range(1_000):
+        learn(costs, used(100, 512), tenant="flood")
+    for _ in range(10):
+        learn(costs, used(100, 51), tenant="quiet")
+    for _ in range(32):
+        learn(costs, used(100, 512), tenant="flood")
+    assert costs.estimate("new", CHAT, 400, None).output_tokens < 0.7 * 512
+
+
 def test_it_learns_tokens_per_byte_and_the_length_of_answers() -> None:
     costs = CostModel()
     for _ in range(100):

@@ -135,7 +135,13 @@ def test_a_full_queue_that_refuses_already_is_overloaded() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"waiting_requests": 99}, {"shed_recently": {}}, {"shed_recently": {"expired": 9}}]
+    "changes",
+    [
+        {"waiting_requests": 99},
+        {"shed_recently": {}},
+        {"shed_recently": {"expired": 9}},
+        {"shed_recently": {"latency_target": 9}},
+    ],
 )
 def test_it_is_not_sure_that_a_queue_is_full(changes: Mapping[str, Any]) -> None:
     """Offline work counts among what waits, and what was refused may have been for another reason."""

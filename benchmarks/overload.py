@@ -69,10 +69,10 @@ def run(seconds: float = SECONDS, trace: Path = TRACE_FILE, shape: str | None = 
         assert pid is not None, "the dispatcher does not run"
         with sampled_mib(pid) as memory_mib:
             for one in shapes:
-                for load in LOADS[:1] if one.is_absolute else LOADS:
+                for name, load in one.runs(LOADS):
                     measured = _measured(running, pool, Traffic(one, trace), load, seconds)
                     runs.append(measured)
-                    figures += _figures(one, load, measured)
+                    figures += _figures(one, name, measured)
         figures += [
             Figure("largest delay of a record at the generator", max(one["generator_lag_ms"] for one in runs), "ms"),
             Figure("memory at the end divided by memory before", growth(memory_mib), "ratio", "at most", AIM_GROWTH),
@@ -146,10 +146,9 @@ def calm_again_s(observed: Sequence[Observed], started_at_ms: int) -> float:
     )
 
 
-def _figures(shape: Shape, load: float, run: Run) -> Iterator[Figure]:
+def _figures(shape: Shape, name: str, run: Run) -> Iterator[Figure]:
     if shape.is_absolute:
         yield Figure(f"{shape.name}: calm again after", run["calm_again_s"], "s", "at most", AIM_CALM_AGAIN_S)
-    name = shape.name if shape.is_absolute else f"{shape.name}, {load:g} times"
     goodput = f"{name}: tokens served in time divided by capacity"
     if shape.is_absolute:
         yield Figure(goodput, run["goodput"], "ratio")

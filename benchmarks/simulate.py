@@ -131,12 +131,9 @@ def _overload(shapes: Sequence[str], trace: Path, seconds: float, large: tuple[i
     fleet, tenants = _OVERLOADED_FLEET, _OVERLOADED_TENANTS
     for shape in shapes:
         traffic = Traffic(SHAPES[shape], trace)
-        for load in _OVERLOADS[:1] if traffic.shape.is_absolute else _OVERLOADS:
-            name = shape if traffic.shape.is_absolute else f"{shape}, {load:g} times"
+        for name, load in traffic.shape.runs(_OVERLOADS):
             yield from measured(name, fleet, simulated(traffic, tenants, fleet, load, seconds))
-        yield from simulated_overload.isolation(
-            traffic, _OVERLOADS[:1] if traffic.shape.is_absolute else _OVERLOADS, seconds
-        )
+        yield from simulated_overload.isolation(traffic, _OVERLOADS, seconds)
         for ablation, parts in ABLATIONS.items() if shape in _ABLATED else ():
             load = _OVERLOADS[-1]
             seen = simulated(traffic, tenants, fleet, load, seconds, parts)

@@ -150,9 +150,8 @@ def isolation(traffic: Traffic, loads: Sequence[float], seconds: float) -> Itera
         return percentile([*latencies, *[TIMEOUT_MS] * (due - len(served))], 0.99)
 
     alone_ms = p99_ms(())
-    for load in loads:
+    for name, load in traffic.shape.runs(loads):
         flood = traffic.arrivals((_FLOODER,), load, capacity, seconds, _SEED + 1)
-        name = traffic.shape.name if traffic.shape.is_absolute else f"{traffic.shape.name}, {load:g} times"
         ratio = p99_ms(flood) / alone_ms
         yield Figure(f"{name}: a victim's p99 beside the flood divided by p99 alone", ratio, "ratio", "at most", 1.2)
 

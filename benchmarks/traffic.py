@@ -53,6 +53,12 @@ class Shape:
     giant_part: float = 0.0
     answer_factors: tuple[float, float] = (1.0, 1.0)
 
+    def runs(self, loads: Sequence[float]) -> list[tuple[str, float]]:
+        """The name of a run at each of these loads; of a shape that is absolute there is one."""
+        if self.is_absolute:
+            return [(self.name, loads[0])]
+        return [(f"{self.name}, {load:g} times", load) for load in loads]
+
 
 SHAPES: Mapping[str, Shape] = {
     shape.name: shape

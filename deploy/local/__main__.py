@@ -20,7 +20,6 @@ from deploy.local.layout import (
     Endpoints,
     StackError,
     mask,
-    write_private,
 )
 from deploy.local.logs import LogKeeper, tail
 from deploy.local.run_record import stop_running
@@ -34,6 +33,7 @@ from fairlane_server.access.users import KafkaUser
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.models import load_models
+from fairlane_server.private_files import write_private
 from fairlane_server.topics.families import KafkaRole
 
 DOWN_TIMEOUT_S = 120.0

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from deploy.local.layout import write_private
+from fairlane_server.private_files import write_private
 
 _NAMES = ("localhost", "127.0.0.1")
 

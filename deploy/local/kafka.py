@@ -15,9 +15,10 @@ from typing import Any
 
 from deploy.local import probes
 from deploy.local.certificates import Certificates
-from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, StackError, write_private
+from deploy.local.layout import DEFAULT_DATA_DIR, KAFKA_LIBS_DIR, StackError
 from deploy.local.ports import PortClaims
 from deploy.local.supervisor import ProcessSpec
+from fairlane_server.private_files import write_private
 
 NAME = "kafka"
 HOST = "127.0.0.1"

@@ -1,7 +1,6 @@
 """Layout of a stack: paths of the project and of a data directory, and the addresses of the parts."""
 
 import json
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
@@ -10,6 +9,7 @@ from pathlib import Path
 
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.credentials import read_credentials
+from fairlane_server.private_files import write_private
 
 
 class StackError(Exception):
@@ -66,16 +66,6 @@ def in_wheel(server: str, package: str, module: str, path: str) -> Path:
     if not file.exists():
         raise StackError(f"the package {package} has no {file}: reinstall it")
     return file
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write `text` to `path` in one step, readable by its owner only."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}")
-    draft.unlink(missing_ok=True)
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        file.write(text)
-    draft.replace(path)
 
 
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"

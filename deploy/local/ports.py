@@ -13,7 +13,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.local.layout import StackError, write_private
+from deploy.local.layout import StackError
+from fairlane_server.private_files import write_private
 
 FIRST_PORT = 20_000
 LAST_PORT = 31_999

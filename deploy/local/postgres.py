@@ -17,9 +17,10 @@ import psycopg
 from psycopg import sql
 
 from deploy.local import probes
-from deploy.local.layout import StackError, in_wheel, write_private
+from deploy.local.layout import StackError, in_wheel
 from deploy.local.run_record import processes_in
 from deploy.local.supervisor import ProcessSpec, RunAs
+from fairlane_server.private_files import write_private
 
 NAME = "postgres"
 INIT_NAME = "postgres-initdb"

@@ -17,7 +17,8 @@ from typing import BinaryIO
 import psutil
 from pydantic import TypeAdapter, ValidationError
 
-from deploy.local.layout import AlreadyRunningError, DataDir, StackError, write_private
+from deploy.local.layout import AlreadyRunningError, DataDir, StackError
+from fairlane_server.private_files import write_private
 
 RUN_ID_VARIABLE = "FAIRLANE_RUN_ID"
 """Set for every process of a run; identifies what a crashed run left behind."""

@@ -8,6 +8,8 @@ import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
+from fairlane_server.private_files import sync_folder, write_private
+
 PASSWORD = "KAFKA_SASL_PASSWORD"  # noqa: S105 - the name of a setting
 _USERNAME = "KAFKA_SASL_USERNAME"
 _PASSWORD_BYTES = 32
@@ -19,7 +21,7 @@ def credentials_file(folder: Path, user: str) -> Path:
 
 
 def has_credentials(folder: Path, user: str) -> bool:
-    """Whether there is a file of this user."""
+    """Whether this user has a file, also an unfinished one."""
     return credentials_file(folder, user).exists() or _draft(folder, user).exists()
 
 
@@ -54,7 +56,7 @@ def keep_passwords(folder: Path, users: Iterable[str]) -> None:
     for draft, user in drafts:
         draft.replace(credentials_file(folder, user))
     if drafts:
-        _sync(folder)
+        sync_folder(folder)
 
 
 def remove_credentials(folder: Path, user: str) -> None:
@@ -72,26 +74,6 @@ def _prepare(folder: Path, user: str) -> str:
     if draft.exists():
         return read_credentials(folder, user)[PASSWORD]
     password = secrets.token_urlsafe(_PASSWORD_BYTES)
-    _write_private(draft, f"KAFKA_SASL_MECHANISM=SCRAM-SHA-512\n{_USERNAME}={user}\n{PASSWORD}={password}\n")
+    text = f"KAFKA_SASL_MECHANISM=SCRAM-SHA-512\n{_USERNAME}={user}\n{PASSWORD}={password}\n"
+    write_private(draft, text, durable=True)
     return password
-
-
-def _write_private(path: Path, text: str) -> None:
-    """Write ``text`` in one step and to the disk, readable by its owner only."""
-    part = path.with_name(f".{path.name}.{os.getpid()}")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    """Write the folder's names to the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

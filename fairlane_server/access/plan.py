@@ -34,7 +34,7 @@ def by_kafkas_names(quotas: KafkaQuotas) -> Quotas:
 
 @dataclass(frozen=True, slots=True)
 class AccessState:
-    """What a cluster holds.
+    """Users, ACLs and client quotas of a cluster.
 
     Attributes:
         users: names of all users with a SCRAM-SHA-512 password.
@@ -112,7 +112,7 @@ AccessChange = CreateUser | DeleteUser | Allow | Withdraw | SetQuotas
 
 @dataclass(frozen=True, slots=True)
 class AccessPlan:
-    """What to change, and what only a person can decide.
+    """The changes to make, and the findings that a person must decide on.
 
     Attributes:
         changes: in the order to make them.

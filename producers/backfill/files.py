@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from typing_extensions import Buffer
 
+from fairlane_server.private_files import sync_folder
 from producers.backfill.errors import InputChangedError, JobFailedError, NoSuchInputError, UnavailableError
 from producers.backfill.job import MEBIBYTE, Fingerprint
 
@@ -65,7 +66,7 @@ class LocalFile:
             except BaseException:
                 beside.unlink(missing_ok=True)
                 raise
-            _sync_folder(self._path.parent)
+            sync_folder(self._path.parent)
 
     def delete(self) -> None:
         """Remove the file if it exists."""
@@ -265,12 +266,3 @@ def _explained(path: Path) -> Iterator[None]:
         raise NoSuchInputError(f"{path}: there is no such file") from None
     except OSError as error:
         raise JobFailedError(f"{path}: {error.strerror or type(error).__name__}") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

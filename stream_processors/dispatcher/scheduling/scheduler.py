@@ -329,7 +329,7 @@ class Scheduler(Generic[ItemT]):
         """Of each class with a backlog: tokens per second of a tenant of weight 1 in it."""
         rate = pool.capacity.cost_tokens_per_s * (pool.share.share or 1.0)
         weights, backlogged = pool.share.fleet_class_weights, pool.queue.backlogged_weight
-        waiting = {name: backlogged(name) for name in CLASS_WEIGHTS if backlogged(name) > 0}
+        waiting = {name: weight for name in CLASS_WEIGHTS if (weight := backlogged(name)) > 0}
         of_all = sum(weights[name] for name in waiting)
         return {name: rate * weights[name] / of_all / weight for name, weight in waiting.items()}
 

@@ -26,6 +26,7 @@ from deploy.local.run_record import RunRecord
 from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep, default_setup
 from deploy.local.stack import LocalStack
 from fairlane.kafka_config import connection
+from fairlane.outcomes import Degradation
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
 from fairlane_server.models import load_models
@@ -178,12 +179,16 @@ def cluster(
     """Start the parts and services with these tenants, given by name or as entries of tenants.yaml, and with these
     models, as entries of models.yaml, or else those of the project.
 
+    A tenant given by name gets no smaller model: its engine would add to the speed that a simulated pool declares.
     ``topics`` are created beside the project's own, and ``partitions`` says of which of those there are to be more.
     """
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name:
         folder = Path(name)
         tenants_file = folder / "tenants.yaml"
-        entries = [{"tenant": tenant} if isinstance(tenant, str) else dict(tenant) for tenant in tenants]
+        entries = [
+            {"tenant": tenant, "forbid": [str(Degradation.SMALLER_MODEL)]} if isinstance(tenant, str) else dict(tenant)
+            for tenant in tenants
+        ]
         tenants_file.write_text(yaml.safe_dump({"tenants": entries}))
         models_file = MODELS_FILE if models is None else folder / "models.yaml"
         if models is not None:

@@ -103,6 +103,8 @@ def _run_vllm(python: Path) -> tuple[tuple[Figure, ...], tuple[dict[str, float],
     tenants = [{"tenant": _TENANT, **UNBOUNDED_TENANT}]
     entries = yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8"))["models"]
     models = [{**entry, "engine": "vllm"} for entry in entries if entry["model"] == model.model]
+    # Served alone: another engine would take its share of the machine.
+    del models[0]["smaller_model"]
     with (
         DirectVllm(python, model, MODELS_DIR) as direct,
         cluster([dispatcher(env=UNBOUNDED), consumer(pool=model.pool)], tenants=tenants, models=models) as running,

@@ -19,7 +19,7 @@ from fairlane.client.requests import RequestFields
 from fairlane.clock import now_ms
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import CONTROL_CAPACITY
-from fairlane.outcomes import Health, Task
+from fairlane.outcomes import Degradation, Health, Task
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -78,8 +78,11 @@ def dispatchers(policy: Policy, count: int = 1, env: Mapping[str, str] | None = 
 
 UNBOUNDED = {"MAX_QUEUE_SIZE": str(_HELD_REQUESTS), "MAX_QUEUE_BYTES": str(_HELD_BYTES)}
 """A dispatcher's bounds where nothing is to be refused."""
-UNBOUNDED_TENANT = {"queue": {"max_requests": _HELD_REQUESTS, "max_bytes": _HELD_BYTES}}
-"""A tenant's."""
+UNBOUNDED_TENANT = {
+    "queue": {"max_requests": _HELD_REQUESTS, "max_bytes": _HELD_BYTES},
+    "forbid": [str(Degradation.SMALLER_MODEL)],
+}
+"""A tenant's. It gets no smaller model, as in ``cluster``."""
 
 
 def simulated_model(model: str, task: Task, pool: str, **limits: int) -> dict[str, object]:

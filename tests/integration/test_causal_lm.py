@@ -32,6 +32,7 @@ from inference_consumers.engines.protocol import (
 )
 from inference_consumers.engines.registry import create_engine
 from tests.kit.engine_kit import (
+    LANGUAGE_MODEL,
     MODELS_DIR,
     PROJECT,
     THREADS,
@@ -55,7 +56,7 @@ IN_FRANCE = "The capital of France is Paris."
 def model() -> ModelVersion:
     prepare(MODELS_DIR, recipes(), print)
     models = load_models(PROJECT / "deploy/models.yaml")
-    [found] = [model for model in models if model.engine == CausalLmEngine.name]
+    [found] = [model for model in models if model.model == LANGUAGE_MODEL.name]
     return found
 
 

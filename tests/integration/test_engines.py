@@ -51,7 +51,8 @@ with_weights = pytest.mark.parametrize("name", [name for name in FARES if name !
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[ModelVersion, Path]]:
     """By the engine's name a model for it, and the folder of its folder."""
     prepare(MODELS_DIR, recipes(), print)
-    found = {model.engine: (model, MODELS_DIR) for model in load_models(PROJECT / "deploy/models.yaml")}
+    # Of several for an engine the first, which the others are smaller models of.
+    found = {model.engine: (model, MODELS_DIR) for model in reversed(load_models(PROJECT / "deploy/models.yaml"))}
     folder = tmp_path_factory.mktemp("models")
     encoder, digits = found["torch-embedding"][0], found["torch-classifier"][0]
     save_cross_encoder(folder / encoder.path, prepared_tokenizer())

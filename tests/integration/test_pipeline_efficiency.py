@@ -50,9 +50,10 @@ def tiny_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the place of the shipped one: two layers of random weights, with its tokenizer and under its name."""
     tokenizer = AutoTokenizer.from_pretrained(LANGUAGE_MODEL, local_files_only=True)
     entries = yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8"))["models"]
-    [shipped] = [entry for entry in entries if entry["path"] == LANGUAGE_MODEL.name]
+    [shipped] = [entry for entry in entries if entry["model"] == LANGUAGE_MODEL.name]
     save_tiny_model(tmp_path / "tiny", tokenizer, max_position_embeddings=shipped["limits"]["max_context_tokens"])
     models_file = tmp_path / "models.yaml"
+    del shipped["smaller_model"]
     models_file.write_text(yaml.safe_dump({"models": [{**shipped, "path": "tiny"}]}), encoding="utf-8")
     monkeypatch.setattr(cluster, "MODELS_FILE", models_file)
     monkeypatch.setattr(cluster, "MODELS_DIR", tmp_path)
@@ -90,7 +91,8 @@ def bench(broker: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ben
     if os.environ.get("SKIP_VLLM") == "1":
         pytest.skip("SKIP_VLLM=1: vLLM is not tested")
     unique = unique_name()
-    model = replace(cluster.shipped_model(), model=f"{unique}-words", pool=f"{unique}-pool", engine="vllm")
+    shipped = replace(cluster.shipped_model(), engine="vllm", smaller_model=None)
+    model = replace(shipped, model=f"{unique}-words", pool=f"{unique}-pool")
     folder = tmp_path_factory.mktemp("vllm")
     with (
         Pipeline(broker, folder, unique, models=[model]) as pipeline,

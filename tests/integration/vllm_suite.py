@@ -36,7 +36,7 @@ from inference_consumers.engines.protocol import (
 from inference_consumers.engines.registry import create_engine
 from inference_consumers.engines.vllm_engine import VllmEngine
 from tests.integration import test_engines as behaviour
-from tests.kit.engine_kit import FARES, MODELS_DIR, PROJECT, THREADS, save_tiny_model, text_of
+from tests.kit.engine_kit import FARES, LANGUAGE_MODEL, MODELS_DIR, PROJECT, THREADS, save_tiny_model, text_of
 from tests.kit.engine_specs import spec_of
 from tests.kit.waiting import eventually
 
@@ -69,8 +69,8 @@ class Joined(Outcomes):
 
 @pytest.fixture(scope="session")
 def model() -> ModelVersion:
-    [found] = [model for model in load_models(PROJECT / "deploy/models.yaml") if model.engine == "torch-causal-lm"]
-    return replace(found, engine="vllm", max_batch_size=4)
+    [found] = [model for model in load_models(PROJECT / "deploy/models.yaml") if model.model == LANGUAGE_MODEL.name]
+    return replace(found, engine="vllm", max_batch_size=4, smaller_model=None)
 
 
 @pytest.fixture(scope="session")

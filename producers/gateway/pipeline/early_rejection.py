@@ -9,7 +9,7 @@ only the dispatcher can estimate, counts as nothing.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code, Task
+from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Code, Degradation
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane_server.admission_rule import (
     AFTERWARDS_FREE,
@@ -120,8 +120,8 @@ def reject_early(
     if timeout_ms is None:
         return None
     load = latest.ahead(tenant, pool, request.priority, now_ms)
-    may_degrade = model.smaller_model is not None and request.task == Task.GENERATE
-    late = None if may_degrade else _too_late(pool, load, timeout_ms, request.request_id)
+    elsewhere = _may_answer_elsewhere(spec, model, request.task, registry.models)
+    late = None if elsewhere else _too_late(pool, load, timeout_ms, request.request_id)
     if late is not None and late.code == NO_CAPACITY:
         return late
     return _queue_is_full(spec, latest.tenant(tenant, pool), request.request_id) or late
@@ -132,6 +132,14 @@ def pool_of(spec: TenantSpec, model: ModelVersion) -> str | None:
     if spec.pool is None:
         return model.pool
     return spec.pool if spec.pool in (model.pool, *model.dedicated_pools) else None
+
+
+def _may_answer_elsewhere(spec: TenantSpec, model: ModelVersion, task: str, models: Mapping[str, ModelVersion]) -> bool:
+    """Whether a smaller model may answer, in another pool. In the same one it has the same work ahead."""
+    smaller = models.get(model.smaller_model or "")
+    if smaller is None or task not in smaller.tasks or Degradation.SMALLER_MODEL in spec.forbidden_degradations:
+        return False
+    return (not spec.models or smaller.model in spec.models) and pool_of(spec, smaller) != pool_of(spec, model)
 
 
 def _too_late(pool: str, load: WorkAhead, timeout_ms: int, request_id: str) -> GatewayError | None:

@@ -13,8 +13,9 @@ SHIPPED = yaml.safe_load(Path("deploy/models.yaml").read_text(encoding="utf-8"))
 
 
 def served(tmp_path: Path, **fields: object) -> EngineSpec:
-    """The shipped language model with these fields."""
-    [language] = [model for model in SHIPPED["models"] if model["engine"] == "torch-causal-lm"]
+    """The shipped language model with these fields, alone."""
+    [language] = [dict(model) for model in SHIPPED["models"] if model["model"] == "smollm2-135m-instruct"]
+    del language["smaller_model"]
     file = tmp_path / "models.yaml"
     file.write_text(yaml.safe_dump(SHIPPED | {"models": [language | {"engine": "vllm"} | fields]}), encoding="utf-8")
     [model] = load_models(file)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane.outcomes import Code
+from fairlane.outcomes import Code, Degradation
 from fairlane.records import InferenceRequest, ModelVersion, RequestInput, TenantSpec
 from fairlane_server.admission_rule import CAPACITY_TTL_MS, MOST_RETRY_MS, CapacityState, PoolCapacity, predict
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
@@ -114,8 +114,30 @@ def test_a_pool_that_came_back_takes_work_again() -> None:
 
 
 def test_a_smaller_model_may_answer_from_another_pool() -> None:
-    models = {"chat": replace(MODEL, smaller_model="tiny")}
+    tiny = replace(MODEL, model="tiny", pool="elsewhere")
+    models = {"chat": replace(MODEL, smaller_model="tiny"), "tiny": tiny}
     assert asked(lost(60_000), RegistrySnapshot({"acme": SPEC}, models)) is None
+
+
+@pytest.mark.parametrize(
+    ("spec", "smaller"),
+    [
+        ({}, {"pool": MODEL.pool}),
+        ({}, {"tasks": ("embed",)}),
+        ({}, None),
+        ({"models": ("chat",)}, {}),
+        ({"forbidden_degradations": (Degradation.SMALLER_MODEL,)}, {}),
+    ],
+    ids=["in the same pool", "does something else", "is not there", "may not be used", "forbidden"],
+)
+def test_a_smaller_model_that_cannot_answer_sooner_saves_nothing(
+    spec: dict[str, Any], smaller: dict[str, Any] | None
+) -> None:
+    models = {"chat": replace(MODEL, smaller_model="tiny")}
+    if smaller is not None:
+        models["tiny"] = replace(MODEL, **{"model": "tiny", "pool": "elsewhere", **smaller})
+    registry = RegistrySnapshot({"acme": replace(SPEC, **spec)}, models)
+    assert told(asked(lost(60_000), registry)) == (503, NO_CAPACITY)
 
 
 # The queue

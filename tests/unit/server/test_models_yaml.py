@@ -37,10 +37,11 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_the_shipped_file_names_four_models_in_two_pools() -> None:
+def test_the_shipped_file_names_five_models_in_two_pools() -> None:
     models = {model.model: model for model in load_models(PROJECT / "deploy/models.yaml")}
     assert {name: (model.pool, model.engine, model.tasks) for name, model in models.items()} == {
         "smollm2-135m-instruct": ("generate", "torch-causal-lm", ("generate",)),
+        "smollm2-135m-instruct-int8": ("generate", "torch-causal-lm", ("generate",)),
         "all-minilm-l6-v2": ("encode", "torch-embedding", ("embed", "rank")),
         "all-minilm-l6-v2-static": ("encode", "static-ranking", ("rank",)),
         "digits": ("encode", "torch-classifier", ("classify",)),

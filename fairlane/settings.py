@@ -95,6 +95,8 @@ class Settings(KafkaSettings):
     log_format: Literal["json", "console"] = "json"
     """json: one object per line; console: for people."""
 
+    allow_open_kafka: bool = False
+    """Serve several tenants although Kafka asks for no password: whoever reaches it can then read and write for all."""
     group_prefix: str = Field("fairlane", pattern=r"^[a-zA-Z0-9.-]+$")
     """Prefix of every consumer group and transactional id of a service, after TOPIC_PREFIX. Letters, digits, dots and
     hyphens."""

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,15 @@ from deploy.demo import documents, report
 from deploy.demo.checks import check
 from deploy.demo.report import DemoReply
 from deploy.demo.workload import TENANTS, DemoRequest, build_workload
+from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import DEFAULT_DATA_DIR, StackError
 from deploy.local.services import default_services, default_setup
-from deploy.local.stack import LocalStack
+from deploy.local.stack import LocalStack, kafka_credentials
 from fairlane import Client, Handle
 from fairlane.errors import FairlaneError
 from fairlane.settings import KafkaSettings
+from fairlane_server.access.users import KafkaUser
+from fairlane_server.topics.families import KafkaRole
 
 QUESTIONS = Path(__file__).with_name("questions.yaml")
 _ANSWER_TIMEOUT_S = 120.0
@@ -32,18 +36,19 @@ def main(
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
     data_dir: Annotated[Path, typer.Option(help="Everything the stack writes is below it.")] = DEFAULT_DATA_DIR
     / "demo",
+    plaintext: Annotated[bool, typer.Option("--plaintext", help="Kafka without TLS, passwords and rights.")] = False,
 ) -> None:
     """Send about sixty real requests of three tenants through the whole pipeline, and check every answer."""
     console = Console(stderr=as_json)
     try:
-        ok = _run(console, data_dir, as_json=as_json)
+        ok = _run(console, data_dir, as_json=as_json, secured=not plaintext)
     except (StackError, FairlaneError, TimeoutError) as error:
         console.print(f"[red]demo: {error}[/red]")
         ok = False
     sys.exit(0 if ok else 1)
 
 
-def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
+def _run(console: Console, data_dir: Path, *, as_json: bool, secured: bool) -> bool:
     console.print("Starting Kafka, Postgres, Redis, the dispatcher, the recorder and two pools of real models …")
     started = monotonic()
     # Everything shares this machine with two models at work; a search would often be late for its usual budget.
@@ -52,22 +57,27 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
     def show(name: str, message: str) -> None:
         console.print(f"  {name:<22} {message}", style="dim", highlight=False, markup=False)
 
-    with LocalStack(data_dir=data_dir, setup=default_setup(), services=services, report=show) as stack:
+    setup = default_setup(kafka_credentials(data_dir) if secured else None)
+    with LocalStack(data_dir=data_dir, secured=secured, setup=setup, services=services, report=show) as stack:
         console.print(f"Everything is ready after {monotonic() - started:.0f} s.")
-        settings = KafkaSettings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
+        # Each tenant acts as itself, and the check as who may read every topic.
+        by_tenant = {
+            tenant: stack.endpoints.kafka_settings(KafkaUser(KafkaRole.TENANT, tenant).name) for tenant in TENANTS
+        }
         asks = build_workload(QUESTIONS)
         asked_at = monotonic()
-        answered = _ask_all(console, settings, asks)
+        answered = _ask_all(console, by_tenant, asks)
         seconds = monotonic() - asked_at
         loaded = documents.ingest(stack.endpoints.postgres_dsn)
         console.print(f"{documents.TENANT}'s handbook is loaded: {loaded.passages} passages in {loaded.seconds:.1f} s.")
         questions = documents.load_questions()
-        with Client(documents.TENANT, settings=settings) as client:
+        with Client(documents.TENANT, settings=by_tenant[documents.TENANT]) as client:
             asked = [questions[index] for index in documents.ASKED]
             compared = documents.compare(client, asked, _ANSWER_TIMEOUT_S)
         request_ids = [one.reply.request_id for one in answered]
         request_ids += [reply.request_id for one in compared for reply in (one.grounded, one.ungrounded)]
-        findings = check(settings, stack.endpoints.postgres_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
+        administrator = stack.endpoints.kafka_settings(ADMIN_USER)
+        findings = check(administrator, stack.endpoints.postgres_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
         table = report.rows(answered)
         if as_json:
             print(json.dumps(report.as_json(table, compared, findings, seconds), indent=2))
@@ -77,11 +87,11 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
         return findings.ok and answered_all and all(one.ok for one in compared)
 
 
-def _ask_all(console: Console, settings: KafkaSettings, asks: list[DemoRequest]) -> list[DemoReply]:
-    """Publish everything, then wait for every reply while the bars move."""
+def _ask_all(console: Console, settings: Mapping[str, KafkaSettings], asks: list[DemoRequest]) -> list[DemoReply]:
+    """Publish everything, then wait for every reply while the bars move. ``settings``: by tenant."""
     columns = (TextColumn("{task.description:<10}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with ExitStack() as clients, Progress(*columns, console=console) as progress:
-        by_tenant = {tenant: clients.enter_context(Client(tenant, settings=settings)) for tenant in TENANTS}
+        by_tenant = {tenant: clients.enter_context(Client(tenant, settings=settings[tenant])) for tenant in TENANTS}
         bars = {
             tenant: progress.add_task(tenant, total=sum(ask.tenant == tenant for ask in asks)) for tenant in TENANTS
         }

@@ -1,6 +1,7 @@
 """`python -m deploy.local up|down|status|logs`: the embedded stack from a terminal."""
 
 import json
+import shlex
 import signal
 import sys
 from pathlib import Path
@@ -24,11 +25,10 @@ from deploy.local.layout import (
 from deploy.local.logs import LogKeeper, tail
 from deploy.local.run_record import stop_running
 from deploy.local.services import ENGINES, MODELS_FILE, default_services, default_setup
-from deploy.local.stack import LocalStack
+from deploy.local.stack import LocalStack, kafka_credentials
 from deploy.local.status import StackStatus, read_status
 from deploy.local.supervisor import Supervisor
 from fairlane.outcomes import Task
-from fairlane_server.access.credentials import credentials_file
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
 from fairlane_server.control.tenants_file import load_tenants
@@ -57,8 +57,8 @@ def up(
     dispatchers: Annotated[int, typer.Option(min=1, help="Number of dispatchers.")] = 1,
     consumers: Annotated[int, typer.Option(min=1, help="Number of inference consumers of each pool.")] = 1,
     engine: Annotated[str | None, typer.Option(help=f"Which engines run: {', '.join(ENGINES)}.")] = None,
-    secured: Annotated[
-        bool, typer.Option("--secured", help="Kafka asks for passwords, over TLS, and checks rights.")
+    plaintext: Annotated[
+        bool, typer.Option("--plaintext", help="Kafka without TLS, passwords and rights: all its clients may do all.")
     ] = False,
     bare: Annotated[bool, typer.Option("--bare", help="Only Kafka, Postgres and Redis, no services.")] = False,
     tail_logs: Annotated[bool, typer.Option("--tail/--no-tail", help="Show the logs as they are written.")] = True,
@@ -68,12 +68,11 @@ def up(
     if engine is not None and engine not in ENGINES:
         raise StackError(f"--engine {engine}: there is only {', '.join(ENGINES)}")
     console = Console(sys.stderr if as_json else sys.stdout, follow=tail_logs and not as_json)
-    credentials = DataDir(data_dir.resolve()).credentials if secured else None
     stack = LocalStack(
         data_dir=data_dir,
         brokers=brokers,
-        secured=secured,
-        setup=() if bare else default_setup(credentials),
+        secured=not plaintext,
+        setup=() if bare else default_setup(None if plaintext else kafka_credentials(data_dir)),
         services=() if bare else default_services(dispatchers=dispatchers, consumers=consumers, engine=engine),
         report=console.report,
         sink=console.log_line,
@@ -161,6 +160,7 @@ def _greet(data_dir: DataDir, *, as_json: bool, note: str) -> None:
     if endpoints is None:
         raise StackError(note)
     key_file = data_dir.root / KEY_FILE
+    write_env_files(data_dir, endpoints)
     serves = bool(endpoints.gateway_url and endpoints.postgres_owner_dsn)
     key, is_new = demo_key(data_dir, endpoints.postgres_owner_dsn) if serves else ("", False)
     if as_json:
@@ -170,7 +170,7 @@ def _greet(data_dir: DataDir, *, as_json: bool, note: str) -> None:
     print_status(status)
     print(f"\n{addresses(endpoints)}\n")
     if serves:
-        print(first_requests(endpoints, key_file, key if is_new else None))
+        print(first_requests(data_dir, endpoints, key if is_new else None))
     print(f"Logs: {data_dir.logs}\nPasswords of Postgres: {data_dir.postgres / 'passwords.json'}\n{note}", flush=True)
 
 
@@ -242,6 +242,7 @@ def print_status(status: StackStatus) -> None:
 KEY_FILE = "demo-key"
 """In the data directory, readable by its owner only."""
 KEY_NAME = "demo (make up)"
+OPERATOR_ENV = "operator.env"
 TENANTS_FILE = PROJECT_ROOT / "deploy" / "tenants.yaml"
 
 
@@ -286,22 +287,30 @@ def addresses(endpoints: Endpoints) -> str:
     return "\n".join(f"  {name:<9} {address}" for name, address in lines.items() if address)
 
 
-def first_requests(endpoints: Endpoints, key_file: Path, new_key: str | None) -> str:
+def write_env_files(data_dir: DataDir, endpoints: Endpoints) -> None:
+    """Write the environments of an operator and of the demo's tenant; none for a stack whose users are not made yet."""
+    tenant = demo_tenant()
+    try:
+        found = {
+            OPERATOR_ENV: endpoints.operator_env(KafkaUser(KafkaRole.OPERATOR).name),
+            f"{tenant}.env": endpoints.kafka_env(KafkaUser(KafkaRole.TENANT, tenant).name),
+        }
+    except StackError:
+        # `--bare`: nobody but the administrator has a user.
+        return
+    data_dir.env.mkdir(exist_ok=True)
+    for name, env in found.items():
+        lines = (f"{variable}={shlex.quote(value)}\n" for variable, value in sorted(env.items()))
+        write_private(data_dir.env / name, "".join(lines))
+
+
+def first_requests(data_dir: DataDir, endpoints: Endpoints, new_key: str | None) -> str:
     """A call of the gateway with curl, and the same request over Kafka in Python; both run as they are.
 
     ``new_key``: the key, if it was made now: it is shown this once.
     """
     tenant, model = demo_tenant(), demo_model()
-    connect = f'"{tenant}", bootstrap_servers="{endpoints.kafka_bootstrap_servers}"'
-    login = ""
-    if endpoints.kafka_ca_file:
-        user = KafkaUser(KafkaRole.TENANT, tenant).name
-        connect = f'"{tenant}"'
-        login = f"""
-  export KAFKA_BOOTSTRAP_SERVERS={endpoints.kafka_bootstrap_servers}
-  export KAFKA_SECURITY_PROTOCOL=SASL_SSL KAFKA_SSL_CA_FILE={endpoints.kafka_ca_file}
-  set -a; . {credentials_file(Path(endpoints.kafka_credentials), user)}; set +a
-"""
+    key_file = data_dir.root / KEY_FILE
     shown = f"Key of tenant {tenant}, shown once:\n  {new_key}\n" if new_key else ""
     return f"""{shown}It is in {key_file}. A first request:
 
@@ -312,12 +321,18 @@ def first_requests(endpoints: Endpoints, key_file: Path, new_key: str | None) ->
          "messages": [{{"role": "user", "content": "Say hello."}}]}}'
 
 The same over Kafka, with {PROJECT_ROOT / ".venv/bin/python"}:
-{login}
+
+  set -a; . {data_dir.env / tenant}.env; set +a
+
   from fairlane import Client
-  with Client({connect}) as client:
+  with Client("{tenant}") as client:
       model = "{model}"
       handle = client.submit(model=model, prompt="Hello", max_tokens=16)
       print(handle.result(60).output.text)
+
+For `fairlane top`, `fairlane explain ID` and the like:
+
+  set -a; . {data_dir.env / OPERATOR_ENV}; set +a
 """
 
 

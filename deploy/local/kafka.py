@@ -266,9 +266,9 @@ def holds_data(folder: Path, *, secured: bool) -> bool:
     expected, other = (SECURED_MARK, MARK) if secured else (MARK, SECURED_MARK)
     for node in nodes:
         if (node / other).exists():
-            kind, advice = ("an unsecured", "without") if secured else ("a secured", "with")
+            kind, advice = ("an unsecured", "with") if secured else ("a secured", "without")
             raise StackError(
-                f"{node} holds the data of {kind} Kafka: start it {advice} --secured, or choose another folder"
+                f"{node} holds the data of {kind} Kafka: start it {advice} --plaintext, or choose another --data-dir"
             )
     return any((node / expected).exists() for node in nodes)
 

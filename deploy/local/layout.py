@@ -39,6 +39,8 @@ class DataDir:
         self.certificates = root / "certificates"
         self.credentials = root / "credentials"
         """One `USER.env` per user of a secured Kafka."""
+        self.env = root / "env"
+        """Environments for a shell, each with the addresses and passwords that one kind of user needs."""
         self.files = root / "files"
         """Files of offline jobs, a folder for each tenant."""
         self.run = root / "run"
@@ -71,7 +73,9 @@ def in_wheel(server: str, package: str, module: str, path: str) -> Path:
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
 POSTGRES_GATEWAY_VARIABLE = "POSTGRES_GATEWAY_DSN"
 """Of an external Postgres: what the gateway gets as `POSTGRES_DSN`."""
-_OF_SERVICES = ("kafka_bootstrap_servers", "postgres_dsn", "redis_url", "redis_cache_url", "files_url")
+_OF_SERVICES = (
+    *("kafka_bootstrap_servers", "allow_open_kafka", "postgres_dsn", "redis_url", "redis_cache_url", "files_url"),
+)
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -87,6 +91,7 @@ class Endpoints:
         files_url: of the gateway's and the jobs' files: an absolute path, or `s3://bucket/prefix`.
         kafka_ca_file: certificates that a secured Kafka's are verified against; empty: it is not secured.
         kafka_credentials: folder with a file `USER.env` for each user of a secured Kafka.
+        allow_open_kafka: "true" for a Kafka of the stack's own that is not secured.
     """
 
     kafka_bootstrap_servers: str = ""
@@ -99,6 +104,7 @@ class Endpoints:
     postgres_gateway_dsn: str = ""
     kafka_ca_file: str = ""
     kafka_credentials: str = ""
+    allow_open_kafka: str = ""
 
     def kafka_env(self, user: str) -> dict[str, str]:
         """The environment of a process that acts as this user of Kafka; no more than the address where Kafka is not
@@ -115,6 +121,10 @@ class Endpoints:
     def kafka_settings(self, user: str) -> KafkaSettings:
         """The same for a client in this process."""
         return KafkaSettings.model_validate({name.lower(): value for name, value in self.kafka_env(user).items()})
+
+    def operator_env(self, user: str) -> dict[str, str]:
+        """The environment of the command line: this user of Kafka, and every other part as its owner."""
+        return {**self.migration_env, **self.kafka_env(user)}
 
     @property
     def service_env(self) -> dict[str, str]:

@@ -58,7 +58,8 @@ class LocalStack:
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
         brokers: number of Kafka nodes, 1 or 3.
-        secured: Kafka asks for passwords, over TLS, and checks rights. Every service and step acts as its ``user``.
+        secured: a Kafka of the stack's own asks for passwords, over TLS, and checks rights. Every service and step acts
+            as its ``user``.
         setup: commands that must succeed before the services start.
         environ: where external parts are looked up; default: the process's environment.
         report: receives events.
@@ -176,10 +177,7 @@ class LocalStack:
         specs: list[ProcessSpec] = []
         kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
         security: KafkaSecurity | None = None
-        if self._secured and self._environ.get(VARIABLES[kafka.NAME]):
-            raise StackError(
-                f"{VARIABLES[kafka.NAME]} is set: --secured is for a Kafka of the stack's own; leave one of the two out"
-            )
+        allow_open_kafka = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
             is_new = not holds_data(self.data_dir.kafka, secured=self._secured)
             security = self._kafka_security(is_new=is_new) if self._secured else None
@@ -187,6 +185,7 @@ class LocalStack:
             nodes = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs, security)
             specs += [spec for node in nodes for spec in node.specs()]
             kafka_servers = ",".join(node.bootstrap_servers for node in nodes)
+            allow_open_kafka = "" if self._secured else "true"
         if postgres.NAME in self._parts:
             postgres_dsn = self._external(postgres.NAME)
             postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
@@ -212,6 +211,7 @@ class LocalStack:
             files_url=self._files_url(),
             redis_cache_url=redis_cache_url,
             postgres_gateway_dsn=postgres_gateway_dsn,
+            allow_open_kafka=allow_open_kafka,
         )
         if security is not None:
             ca_file, credentials = security.certificates.ca_file, self.data_dir.credentials
@@ -283,6 +283,12 @@ class LocalStack:
         # Whether it lets us in is seen by the first step that uses it, which has the credentials.
         problems = [probes.tcp(host, port, EXTERNAL_TIMEOUT_S) for host, port in probes.split_addresses(address)]
         return None if None in problems else "; ".join(problem for problem in problems if problem)
+
+
+def kafka_credentials(data_dir: Path, environ: Mapping[str, str] | None = None) -> Path | None:
+    """Folder of the users of a secured stack's Kafka; None if the stack is to use a Kafka of others."""
+    given = (os.environ if environ is None else environ).get(VARIABLES[kafka.NAME])
+    return None if given else DataDir(data_dir.resolve()).credentials
 
 
 def _serving(service: str) -> str:

@@ -35,6 +35,7 @@ from fairlane_server.cli.topics import (
 from fairlane_server.control.publisher import ControlTopic, compare
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
+from fairlane_server.kafka.open_kafka import check_open_kafka
 from fairlane_server.models import load_models
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 
@@ -68,6 +69,7 @@ def apply_tenants(
     """
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file)
     specs = {spec.tenant: spec for spec in load_tenants(settings.tenants_file)}
+    check_open_kafka(settings, specs)
     families = [
         family for family in load_families(topics_file) if family.placeholders or family.name == CONTROL_TENANTS
     ]

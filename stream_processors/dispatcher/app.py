@@ -24,6 +24,7 @@ from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.kafka.feeds import Feed
+from fairlane_server.kafka.open_kafka import OpenKafkaError, check_open_kafka
 from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.garbage_collection import collect_less_often
@@ -255,7 +256,13 @@ class DispatcherApp:
             self._dispatcher.set_registry(tenants, models, partitions)
 
     async def _start(self) -> bool:
-        """Join the group once a tenant's request topic exists. False when stopped before or when the join timed out."""
+        """Join the group once a tenant's request topic exists. False when stopped before, when Kafka is open to all
+        and may not be, or when the join timed out."""
+        try:
+            check_open_kafka(self._settings, self._registered[0])
+        except OpenKafkaError as error:
+            self._fail(error)
+            return False
         while not self._stopping.is_set():
             topics = await self._topics.existing(self._topics.wanted(*self._look_at_feeds()))
             if any(not names.is_returned(topic) for topic in topics):

@@ -14,13 +14,18 @@ import psycopg
 import pytest
 from confluent_kafka import Message, Producer
 
+from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import PROJECT_ROOT, DataDir, Endpoints
 from fairlane import Client
 from fairlane.clock import now_ms
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
+from fairlane.kafka_config import idempotent_producer
 from fairlane.names import DEAD_LETTER_WORK, priority_topic
 from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, WorkItem
 from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
+from fairlane_server.access.users import KafkaUser
+from fairlane_server.topics.families import KafkaRole
 from tests.kit.doc_blocks import DocumentedCommand, commands, fenced
 from tests.kit.local_stack import running, user_environment
 from tests.kit.waiting import eventually
@@ -121,10 +126,10 @@ class Session:
             self.found["0123456789abcdef"] = key[1]
 
 
-def _letters(servers: str) -> int:
+def _letters(settings: KafkaSettings) -> int:
     """Bury some work. Returns the offset of the last letter."""
     codec, offsets = default_codec(), []
-    producer = Producer({"bootstrap.servers": servers, "enable.idempotence": True})
+    producer = Producer(idempotent_producer(settings))
 
     def written(error: object, message: Message) -> None:
         assert error is None
@@ -195,9 +200,12 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
     (tmp_path / "trace.csv").write_text(
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,50,10\n2024-01-01 00:00:01,60,12\n"
     )
-    environment = user_environment() | of_stack.migration_env | {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
+    # Of Kafka's administrator: the documents show commands of operators, of services and of tenants.
+    everything = of_stack.operator_env(ADMIN_USER)
+    environment = user_environment() | everything | {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
-    with Client("acme", bootstrap_servers=of_stack.kafka_bootstrap_servers) as client:
+    acme = of_stack.kafka_settings(KafkaUser(KafkaRole.TENANT, "acme").name)
+    with Client("acme", settings=acme) as client:
         handle = client.submit(
             model="smollm2-135m-instruct",
             prompt="remember this",
@@ -206,7 +214,7 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
         )
         handle.result(60)
     _wait_until_recorded(of_stack.postgres_dsn, handle.request_id)
-    letter = _letters(of_stack.kafka_bootstrap_servers)
+    letter = _letters(of_stack.kafka_settings(ADMIN_USER))
     return Session(tmp_path, environment, data_dir, of_stack.gateway_url, handle.request_id, letter)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.layout import PROJECT_ROOT
-from tests.kit.local_stack import running, up
+from tests.kit.local_stack import running, up, user_environment
 
 pytestmark = [pytest.mark.full, pytest.mark.timeout(600)]
 
@@ -48,10 +48,44 @@ def test_the_curl_command_runs_as_it_is_printed(screen: str) -> None:
 
 def test_the_python_example_runs_as_it_is_printed(screen: str) -> None:
     code = block(screen, "from")
+    assert run(f'{login(screen, "acme")}; exec "$0" -c "$1"', sys.executable, code).strip()
+
+
+def test_the_environment_of_an_operator_is_enough_for_the_command_line(screen: str, data_dir: Path) -> None:
+    assert stat.S_IMODE((data_dir / "env" / "operator.env").stat().st_mode) == 0o600
+    fairlane = f'{login(screen, "operator")}; exec "$0" -m fairlane_server.cli'
+    assert json.loads(run(f"{fairlane} top --once --json", sys.executable))["dispatchers"] == 1
+    assert "first" in run(f"{fairlane} keys create --tenant acme --name first", sys.executable)
+
+
+def test_a_tenant_can_neither_read_nor_write_what_is_anothers(screen: str) -> None:
+    code = """
+from fairlane import Client
+with Client("globex") as client:
+    client.submit(model="smollm2-135m-instruct", prompt="hello").result(30)
+"""
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        run(f'{login(screen, "acme")}; exec "$0" -c "$1"', sys.executable, code)
+    assert "AUTHORIZATION_FAILED" in refused.value.stderr
+
+
+def login(screen: str, user: str) -> str:
+    """The line that is printed for this user."""
+    (line,) = re.findall(rf"^  (set -a; .*/{user}\.env; set \+a)$", screen, re.MULTILINE)
+    return str(line)
+
+
+def run(script: str, *arguments: str) -> str:
     done = subprocess.run(
-        (sys.executable, "-c", code), cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=90, check=True
+        ("/bin/sh", "-ec", script, *arguments),
+        cwd=PROJECT_ROOT,
+        env=user_environment(),
+        capture_output=True,
+        text=True,
+        timeout=90,
+        check=True,
     )
-    assert done.stdout.strip()
+    return done.stdout
 
 
 def test_the_key_is_in_a_file_of_its_owner_alone(screen: str, data_dir: Path) -> None:

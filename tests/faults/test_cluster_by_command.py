@@ -8,9 +8,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
+from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import PROJECT_ROOT, DataDir, Endpoints
 from deploy.local.status import read_status
-from fairlane.kafka_config import idempotent_producer
+from fairlane.kafka_config import connection, idempotent_producer
 from fairlane.settings import KafkaSettings
 from tests.kit.duties import BROKERS, badly_kept
 from tests.kit.log_reader import LogReader
@@ -32,7 +33,7 @@ def test_a_cluster_keeps_its_records_wherever_its_nodes_listen(
     options = ("--brokers", str(len(BROKERS)))
     with running(tmp_path, external, *options) as process:
         first = servers(tmp_path)
-        admin = AdminClient({"bootstrap.servers": first.kafka_bootstrap_servers})
+        admin = AdminClient(connection(first))
         admin.create_topics([NewTopic(unique, 3)])[unique].result(20)
         assert badly_kept(admin) == set()
         producer = Producer(idempotent_producer(first))
@@ -62,10 +63,10 @@ def test_a_cluster_keeps_its_records_wherever_its_nodes_listen(
 
 
 def servers(data_dir: Path) -> KafkaSettings:
-    """Where the brokers of the stack in this folder listen."""
+    """To reach the brokers of the stack in this folder, as who may do everything."""
     endpoints = Endpoints.load(DataDir(data_dir).endpoints_file)
     assert endpoints is not None
-    return KafkaSettings(kafka_bootstrap_servers=endpoints.kafka_bootstrap_servers)
+    return endpoints.kafka_settings(ADMIN_USER)
 
 
 def command(*arguments: str) -> "subprocess.CompletedProcess[str]":

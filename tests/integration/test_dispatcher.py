@@ -260,6 +260,14 @@ def handed_back(pipeline: Pipeline, tenant: str, pool: str) -> WorkItem:
     )
 
 
+def test_several_tenants_are_not_served_on_a_kafka_that_is_open_to_all(pipeline: Pipeline) -> None:
+    refused = pipeline.dispatcher(9, {"ALLOW_OPEN_KAFKA": "false"})
+    assert refused.wait_ended(30) == 1
+    [event] = refused.events("dispatcher_failed")
+    assert str(event["error"]).startswith("KAFKA_SECURITY_PROTOCOL is PLAINTEXT, so Kafka asks for no password")
+    assert "dispatcher-9" not in owners(pipeline)
+
+
 def test_one_whose_first_join_never_ends_ends_itself(pipeline: Pipeline) -> None:
     """Its supervisor starts it again, which is the cure."""
     stuck = pipeline.launch(Service("dispatcher-stuck", ("-m", "tests.kit.stuck_dispatcher"), {}))

@@ -105,6 +105,7 @@ def run(
 ) -> Run:
     """Runs a command with --json in that deployment: exit status, what it printed, what it complained about."""
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
+    monkeypatch.setenv("ALLOW_OPEN_KAFKA", "true")
     monkeypatch.setenv("TENANTS_FILE", str(folder / "tenants.yaml"))
     monkeypatch.setenv("MODELS_FILE", str(folder / "models.yaml"))
     monkeypatch.setattr(control_cli, "CONTROL_TENANTS", f"{unique}.control.tenants")
@@ -259,6 +260,17 @@ def test_new_topics_can_be_written_at_once(run: Run, unique: str, settings: Kafk
         producer.produce(f"{unique}.{name}", b"x", on_delivery=lambda error, _message: delivered.append(error))
     assert producer.flush(10) == 0
     assert delivered == [None, None]
+
+
+def test_several_tenants_are_not_published_on_a_kafka_that_is_open_to_all(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("ALLOW_OPEN_KAFKA")
+    code, applied, complaints = run("tenants", "apply")
+    assert (code, applied) == (1, None)
+    assert "KAFKA_SECURITY_PROTOCOL is PLAINTEXT" in complaints
+    monkeypatch.setenv("ALLOW_OPEN_KAFKA", "true")
+    assert len(run("tenants", "apply")[1]["published"]) == 2, "nothing was published before"
 
 
 def test_tenants_are_published_when_they_change(run: Run, folder: Path) -> None:

@@ -11,7 +11,7 @@ from typing import IO
 from deploy.local.layout import PROJECT_ROOT
 
 LAST_LINE = "Stop it with Ctrl-C."
-_OF_THE_STACK = ("KAFKA_", "POSTGRES_", "REDIS_", "FILES_", "TOPIC_", "GROUP_")
+_OF_THE_STACK = ("KAFKA_", "POSTGRES_", "REDIS_", "FILES_", "TOPIC_", "GROUP_", "ALLOW_")
 
 
 def user_environment() -> dict[str, str]:

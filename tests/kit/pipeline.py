@@ -111,6 +111,8 @@ class Pipeline:
         self.tenants = {spec.tenant: spec for spec in map(self._spec, tenants)}
         self.env: dict[str, str] = {
             "KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
+            # The broker of the tests serves everybody, unless ``env_of`` says otherwise.
+            "ALLOW_OPEN_KAFKA": "true",
             "GROUP_PREFIX": self.group_prefix,
             "MODELS_FILE": str(folder / "models.yaml"),
             "TENANTS_FILE": str(folder / "tenants.yaml"),

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from deploy.local.__main__ import addresses, demo_model, demo_tenant, first_requests
-from deploy.local.layout import Endpoints
+from deploy.local.layout import DataDir, Endpoints
 
 ENDPOINTS = Endpoints(
     kafka_bootstrap_servers="127.0.0.1:23645",
@@ -13,7 +13,7 @@ ENDPOINTS = Endpoints(
     redis_url="redis://127.0.0.1:30013/0",
     gateway_url="http://127.0.0.1:30572",
 )
-KEY_FILE = Path(".fairlane/demo-key")
+DATA = DataDir(Path(".fairlane"))
 
 
 def test_every_address_is_whole_and_no_password_is_shown() -> None:
@@ -24,16 +24,16 @@ def test_every_address_is_whole_and_no_password_is_shown() -> None:
 
 
 def test_it_fits_80_columns() -> None:
-    lines = [*addresses(ENDPOINTS).splitlines(), *first_requests(ENDPOINTS, KEY_FILE, "fl_0123456789").splitlines()]
+    lines = [*addresses(ENDPOINTS).splitlines(), *first_requests(DATA, ENDPOINTS, "fl_0123456789").splitlines()]
     ours = [line for line in lines if "/.venv/bin/python" not in line]
     assert max(map(len, ours)) <= 80, max(ours, key=len)
 
 
 @pytest.mark.parametrize("new_key", [None, "fl_0123456789abcdef"])
 def test_the_key_is_shown_when_it_is_new_and_named_by_its_file_always(new_key: str | None) -> None:
-    text = first_requests(ENDPOINTS, KEY_FILE, new_key)
+    text = first_requests(DATA, ENDPOINTS, new_key)
     assert (new_key is not None) == ("shown once" in text)
-    assert f"Bearer $(cat {KEY_FILE})" in text
+    assert "Bearer $(cat .fairlane/demo-key)" in text
 
 
 def test_the_example_names_what_is_deployed() -> None:

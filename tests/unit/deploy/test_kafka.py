@@ -214,9 +214,9 @@ def test_data_are_secured_or_not_for_ever(tmp_path: Path, folder: str) -> None:
     assert not holds_data(tmp_path, secured=True)
     (node / "formatted").touch()
     assert holds_data(tmp_path, secured=False)
-    with pytest.raises(StackError, match=f"^{node} holds the data of an unsecured Kafka: start it without --secured"):
+    with pytest.raises(StackError, match=f"^{node} holds the data of an unsecured Kafka: start it with --plaintext"):
         holds_data(tmp_path, secured=True)
     (node / "formatted").rename(node / "formatted-secured")
     assert holds_data(tmp_path, secured=True)
-    with pytest.raises(StackError, match=f"^{node} holds the data of a secured Kafka: start it with --secured"):
+    with pytest.raises(StackError, match=f"^{node} holds the data of a secured Kafka: start it without --plaintext"):
         holds_data(tmp_path, secured=False)

@@ -8,7 +8,7 @@ import pytest
 
 from deploy.local.layout import StackError
 from deploy.local.services import default_services, default_setup
-from deploy.local.stack import LocalStack
+from deploy.local.stack import LocalStack, kafka_credentials
 from fairlane_server.access.credentials import PASSWORD, keep_passwords, read_credentials
 
 GATEWAY = "fairlane_gateway"
@@ -93,7 +93,17 @@ def test_a_folder_opens_only_as_it_was_formatted(folder: Path) -> None:
         pass
 
 
-def test_a_kafka_of_others_cannot_be_secured(folder: Path) -> None:
-    with pytest.raises(StackError, match="KAFKA_BOOTSTRAP_SERVERS is set: "), prepared(folder, kafka="127.0.0.1:1"):
-        pass
+def test_a_kafka_of_others_is_not_secured(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStack, "_check", lambda *_: None)
+    with prepared(folder, kafka="127.0.0.1:1") as stack:
+        assert stack.endpoints.kafka_env(GATEWAY) == {"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}
     assert not (folder / "credentials").exists()
+    assert kafka_credentials(folder, {"KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:1"}) is None
+    assert kafka_credentials(folder, {}) == folder / "credentials"
+
+
+def test_services_may_share_an_open_kafka_only_where_the_stack_was_asked_for_one(folder: Path) -> None:
+    with prepared(folder) as stack:
+        assert "ALLOW_OPEN_KAFKA" not in stack.endpoints.service_env
+    with prepared(folder.parent / "other", secured=False) as stack:
+        assert stack.endpoints.service_env["ALLOW_OPEN_KAFKA"] == "true"

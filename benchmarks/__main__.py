@@ -32,6 +32,7 @@ _NAMES = (
         "recorder-rate",
         "peers",
         "hop-latency",
+        "secured",
         "dispatch-rate",
         "exactly-once-cost",
         "exactly-once",

@@ -21,10 +21,11 @@ from pydantic import SecretStr
 
 from benchmarks.simulated_pool import MODEL
 from deploy.local import probes
+from deploy.local.kafka import ADMIN_USER
 from deploy.local.ports import PortClaims
 from deploy.local.run_record import RunRecord
 from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep, default_setup
-from deploy.local.stack import LocalStack
+from deploy.local.stack import LocalStack, kafka_credentials
 from fairlane.kafka_config import connection
 from fairlane.outcomes import Degradation
 from fairlane.records import ModelVersion
@@ -175,12 +176,14 @@ def cluster(
     env: Mapping[str, str] | None = None,
     models: Sequence[Mapping[str, object]] | None = None,
     policy: RestartPolicy = _KILLED_ON_PURPOSE,
+    secured: bool = False,
 ) -> Iterator[BenchStack]:
     """Start the parts and services with these tenants, given by name or as entries of tenants.yaml, and with these
     models, as entries of models.yaml, or else those of the project.
 
     A tenant given by name gets no smaller model: its engine would add to the speed that a simulated pool declares.
     ``topics`` are created beside the project's own, and ``partitions`` says of which of those there are to be more.
+    With ``secured`` Kafka has TLS, passwords and ACLs, and the settings are those of its administrator.
     """
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name:
         folder = Path(name)
@@ -196,20 +199,23 @@ def cluster(
         files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file)}
         shared = {**files, "LOG_LEVEL": "WARNING", **(env or {})}
         setup = [
-            replace(step, env=files) for step in default_setup() if "postgres" in parts or "postgres" not in step.after
+            replace(step, env=files)
+            for step in default_setup(kafka_credentials(folder / "stack", {}) if secured else None)
+            if "postgres" in parts or "postgres" not in step.after
         ]
         if ours := (*topics, *(f"{topic}={count}" for topic, count in (partitions or {}).items())):
             setup.append(SetupStep("setup-baseline", ("-m", "benchmarks.cluster", *ours), after=("setup-topics",)))
         stack = LocalStack(
             data_dir=folder / "stack",
             parts=parts,
+            secured=secured,
             setup=setup,
-            services=[Service(one.name, one.arguments, {**shared, **one.env}) for one in services],
+            services=[replace(one, env={**shared, **one.env}) for one in services],
             environ={},
             policy=policy,
         )
         with stack:
-            settings = Settings(kafka_bootstrap_servers=stack.endpoints.kafka_bootstrap_servers)
+            settings = Settings(**stack.endpoints.kafka_settings(ADMIN_USER).model_dump(exclude_unset=True))
             yield BenchStack(stack, settings, folder, shared)
 
 

@@ -23,6 +23,8 @@ from fairlane.outcomes import Degradation, Health, Task
 from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.access.users import KafkaUser
+from fairlane_server.topics.families import KafkaRole
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 POOL = "generate"
@@ -35,12 +37,14 @@ _HELD_BYTES = 1 << 30
 
 def dispatcher(number: int = 1, env: Mapping[str, str] | None = None) -> Service:
     """The service ``dispatcher-NUMBER``."""
-    return Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), env or {})
+    user = KafkaUser(KafkaRole.DISPATCHER).name
+    return Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), env or {}, user=user)
 
 
 def consumer(number: int = 1, env: Mapping[str, str] | None = None, pool: str = POOL) -> Service:
     """The service ``consumer-NUMBER``."""
-    return Service(f"consumer-{number}", ("-m", "inference_consumers", "--pool", pool), env or {})
+    user = KafkaUser(KafkaRole.CONSUMER, pool).name
+    return Service(f"consumer-{number}", ("-m", "inference_consumers", "--pool", pool), env or {}, user=user)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,17 @@ from typing import Any
 
 import pytest
 
-from benchmarks import cost, dispatch_rate, exactly_once_cost, hop_latency, peers, recorder_rate, recovery, stack_rate
+from benchmarks import (
+    cost,
+    dispatch_rate,
+    exactly_once_cost,
+    hop_latency,
+    peers,
+    recorder_rate,
+    recovery,
+    secured,
+    stack_rate,
+)
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.peer_programs import PEERS
 from benchmarks.result import Result
@@ -57,6 +67,17 @@ def test_a_benchmark_compares_itself_with_its_baseline_in_one_run(module: Module
     assert all(figure.value > 0 for figure in result.figures)
     assert next(figure.unit for figure in result.figures if figure.aim is not None) == "ratio"
     assert len(result.runs) == 1
+
+
+def test_a_secured_stack_is_held_against_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(secured, "repeated", lambda measure: (measure(0),))
+    for name, requests in (("WARM_UP", 40), ("ALONE", 5), ("TOGETHER", 64), ("OPEN", 100)):
+        monkeypatch.setattr(secured, name, requests)
+
+    figures = {figure.name: figure.value for figure in secured.run().figures}
+
+    assert all(value > 0 for value in figures.values())
+    assert sum("secured as a part of plaintext" in name for name in figures) == 3
 
 
 def test_replies_flow_again_after_kills() -> None:

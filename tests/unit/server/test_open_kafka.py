@@ -11,9 +11,7 @@ SASL = {"kafka_sasl_mechanism": "SCRAM-SHA-512", "kafka_sasl_username": "u", "ka
 @pytest.mark.parametrize("protocol", ["PLAINTEXT", "SSL"])
 def test_several_tenants_without_a_password_are_refused(protocol: str) -> None:
     settings = Settings.model_validate({"kafka_security_protocol": protocol, "allow_open_kafka": False})
-    with pytest.raises(
-        OpenKafkaError, match=f"is {protocol}, .* 2 tenants: .* ALLOW_OPEN_KAFKA"
-    ):
+    with pytest.raises(OpenKafkaError, match=f"is {protocol}, .* 2 tenants: .* ALLOW_OPEN_KAFKA"):
         check_open_kafka(settings, {"acme", "globex"})
 
 

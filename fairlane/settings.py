@@ -1,9 +1,13 @@
-"""All settings of all processes, read from the environment. Source of ``.env.example`` and docs/settings.md."""
+"""All settings of all processes, read from the environment. Source of ``.env.example`` and docs/settings.md.
 
+A setting NAME may also be in a file that the variable NAME_FILE names, so that no secret is in an environment.
+"""
+
+import os
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -18,6 +22,8 @@ SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 IDEMPOTENCY_TTL_S = 86_400
 """How long the gateway keeps an idempotency key. Not a setting: the API promises 24 hours."""
+
+_MAX_FILE_BYTES = 65_536
 
 
 class KafkaSettings(BaseSettings):
@@ -45,6 +51,15 @@ class KafkaSettings(BaseSettings):
     topic_prefix: str = ""
     """Prefix of every topic, consumer group and transactional id: pipelines with different prefixes share a cluster. At
     most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _values_in_files(cls, given: dict[str, Any]) -> dict[str, Any]:
+        """Add the value of each setting NAME whose variable NAME_FILE is set; a given value goes first."""
+        files = {name: os.environ.get(f"{name.upper()}_FILE") for name in cls.model_fields if name not in given}
+        if both := [name.upper() for name in cls.model_fields if _is_set(name) and _is_set(f"{name}_FILE")]:
+            raise ValueError(f"{both[0]} and {both[0]}_FILE are both set: leave one of them out")
+        return given | {name: _content_of(f"{name.upper()}_FILE", file) for name, file in files.items() if file}
 
     @field_validator("topic_prefix")
     @classmethod
@@ -334,6 +349,23 @@ class Settings(KafkaSettings):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name.upper()} is needed with JWT_JWKS_URL")
         return self
+
+
+def _is_set(variable: str) -> bool:
+    return bool(os.environ.get(variable.upper()))
+
+
+def _content_of(variable: str, file: str) -> str:
+    """The file's text without the end of its line. Raises ValueError, which quotes nothing of it."""
+    try:
+        with Path(file).open("rb") as opened:
+            content = opened.read(_MAX_FILE_BYTES + 1)
+        text = content.decode().removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{variable}={file} cannot be read: {type(error).__name__}") from None
+    if not text or len(content) > _MAX_FILE_BYTES or "\n" in text:
+        raise ValueError(f"{variable}={file} must hold one line of at most {_MAX_FILE_BYTES} bytes")
+    return text
 
 
 def _latency_targets(given: str) -> dict[str, int]:

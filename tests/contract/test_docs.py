@@ -145,7 +145,8 @@ def test_every_command_that_is_named_exists(document: Path) -> None:
 
 @each_document
 def test_every_variable_that_is_named_is_a_setting(document: Path) -> None:
-    settings = {name.upper() for name in Settings.model_fields} | COMPOSE_VARIABLES.keys() | STORAGE_VARIABLES.keys()
+    settings = {"NAME"} | {name.upper() for name in Settings.model_fields}
+    settings |= {f"{name}_FILE" for name in settings} | COMPOSE_VARIABLES.keys() | STORAGE_VARIABLES.keys()
     for span in code_spans(document):
         if (found := re.fullmatch(r"([A-Z]+(?:_[A-Z]+)+)(?:=\S*)?", span)) and found[1] not in OTHER_VARIABLES:
             assert found[1] in settings, f"{document.name}: {found[1]}"

@@ -36,6 +36,7 @@ SECRETS: dict[str, Any] = {
 def _no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in Settings.model_fields:
         monkeypatch.delenv(name.upper(), raising=False)
+        monkeypatch.delenv(f"{name.upper()}_FILE", raising=False)
 
 
 def test_security_reaches_every_kind_of_client() -> None:
@@ -78,6 +79,44 @@ def test_half_a_sasl_configuration_is_refused_by_name(missing: str) -> None:
     with pytest.raises(ValidationError, match=missing.upper()) as refused:
         Settings(**(SASL | {missing: None}))
     assert SECRET not in str(refused.value)
+
+
+def test_a_value_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, text in (("postgres_dsn", f"{SECRETS['postgres_dsn']}\n"), ("kafka_sasl_username", "fairlane")):
+        (tmp_path / name).write_text(text)
+        monkeypatch.setenv(f"{name.upper()}_FILE", str(tmp_path / name))
+    settings = Settings()
+    assert settings.postgres_dsn.get_secret_value() == SECRETS["postgres_dsn"]
+    assert settings.kafka_sasl_username == "fairlane"
+    assert Settings(kafka_sasl_username="given").kafka_sasl_username == "given"
+    assert KafkaSettings().kafka_sasl_username == "fairlane"
+    monkeypatch.setenv("POSTGRES_DSN", "postgresql://elsewhere/fairlane")
+    with pytest.raises(ValidationError, match="POSTGRES_DSN and POSTGRES_DSN_FILE are both set"):
+        Settings()
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "cannot be read: FileNotFoundError"),
+        (b"", "must hold one line of at most 65536 bytes"),
+        (b"\n", "must hold one line"),
+        (f"{SECRET}\n{SECRET}\n".encode(), "must hold one line"),
+        (SECRET.encode() * 10_000, "must hold one line"),
+        (b"\xff" + SECRET.encode(), "cannot be read: UnicodeDecodeError"),
+    ],
+)
+def test_a_file_without_a_value_is_named_and_not_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | None, problem: str
+) -> None:
+    file = tmp_path / "secret"
+    if content is not None:
+        file.write_bytes(content)
+    monkeypatch.setenv("REDIS_URL_FILE", str(file))
+    with pytest.raises(ValidationError) as raised:
+        Settings()
+    assert f"REDIS_URL_FILE={file} {problem}" in str(raised.value)
+    assert SECRET not in str(raised.value)
 
 
 def test_a_secret_is_not_shown() -> None:

@@ -261,7 +261,9 @@ def handed_back(pipeline: Pipeline, tenant: str, pool: str) -> WorkItem:
 
 
 def test_several_tenants_are_not_served_on_a_kafka_that_is_open_to_all(pipeline: Pipeline) -> None:
-    refused = pipeline.dispatcher(9, {"ALLOW_OPEN_KAFKA": "false"})
+    servers = pipeline.settings.kafka_bootstrap_servers
+    is_open = {"KAFKA_BOOTSTRAP_SERVERS": servers, "KAFKA_SECURITY_PROTOCOL": "PLAINTEXT", "ALLOW_OPEN_KAFKA": "false"}
+    refused = pipeline.dispatcher(9, is_open)
     assert refused.wait_ended(30) == 1
     [event] = refused.events("dispatcher_failed")
     assert str(event["error"]).startswith("KAFKA_SECURITY_PROTOCOL is PLAINTEXT, so Kafka asks for no password")

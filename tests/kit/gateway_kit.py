@@ -142,7 +142,7 @@ def serving(
     tenants: Sequence[str | TenantSpec] = ("a", "b"),
     recorder: bool = True,
     each_task: bool = False,
-    env_of: Callable[[Pipeline, str], Mapping[str, str]] | None = None,
+    env_of: Callable[[Pipeline, Service], Mapping[str, str]] | None = None,
 ) -> Iterator[Served]:
     """Everything, ready. ``env`` is for every process, ``env_of`` as for a pipeline, ``gateway_env`` for the first
     gateway. With ``each_task`` there is a model per task, and not one for all."""

@@ -52,6 +52,7 @@ from fairlane_server.topics.plan import plan
 from tests.kit.deployment import default_model, write_models, write_tenants
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.processes import ServiceProcess
+from tests.kit.secured_kafka import users_on
 from tests.kit.waiting import eventually
 
 _FLUSH_TIMEOUT_S = 30.0
@@ -83,7 +84,8 @@ class Pipeline:
         redis_url: where duplicates are remembered and caches are kept, if anywhere.
         env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``. The simulated engine takes no time
             unless they say otherwise.
-        env_of: more settings of a process, by its name; asked when it is launched.
+        env_of: more settings of a process; asked when it is launched. By default those of the user of its role, on a
+            broker that checks rights.
     """
 
     _open: ClassVar[str | None] = None
@@ -98,10 +100,10 @@ class Pipeline:
         models: Sequence[ModelVersion] | None = None,
         redis_url: str | None = None,
         env: Mapping[str, str] | None = None,
-        env_of: "Callable[[Pipeline, str], Mapping[str, str]] | None" = None,
+        env_of: "Callable[[Pipeline, Service], Mapping[str, str]] | None" = None,
     ) -> None:
         self.unique = unique
-        self._env_of = env_of
+        self._env_of = env_of or users_on(bootstrap_servers)
         self.group_prefix = unique
         self.pool = f"{unique}-pool"
         self.settings = KafkaSettings(kafka_bootstrap_servers=bootstrap_servers)
@@ -111,7 +113,7 @@ class Pipeline:
         self.tenants = {spec.tenant: spec for spec in map(self._spec, tenants)}
         self.env: dict[str, str] = {
             "KAFKA_BOOTSTRAP_SERVERS": bootstrap_servers,
-            # The broker of the tests serves everybody, unless ``env_of`` says otherwise.
+            # Of processes that come without a password, because the broker checks nothing or a test starts them.
             "ALLOW_OPEN_KAFKA": "true",
             "GROUP_PREFIX": self.group_prefix,
             "MODELS_FILE": str(folder / "models.yaml"),
@@ -218,12 +220,15 @@ class Pipeline:
         """Start a process of any kind with the environment of this pipeline. It is killed at the end."""
         port = self._ports.take(service.name)
         log_file = self.folder / f"{service.name}.log"
-        env = {**self.env, **(self._env_of(self, service.name) if self._env_of else {})}
-        process = ServiceProcess(service, env, port, log_file)
+        process = ServiceProcess(service, {**self.env, **self.env_of(service)}, port, log_file)
         if service.name in self.processes:
             assert not self.processes[service.name].alive, f"{service.name} is running"
         self.processes[service.name] = process
         return process.start()
+
+    def env_of(self, service: Service) -> Mapping[str, str]:
+        """What a process of the pipeline gets besides ``env``."""
+        return {} if self._env_of is None else self._env_of(self, service)
 
     def free_port(self, name: str) -> int:
         """A port that nobody else gets while this pipeline is open."""

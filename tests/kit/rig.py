@@ -4,6 +4,7 @@ Two dispatchers, two consumers of one pool and the recorder.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -39,7 +40,11 @@ class Rig(AnyRig):
         env: Mapping[str, str],
     ) -> None:
         self.pipeline = pipeline
-        shared = {**pipeline.env, **env}
+
+        def service(name: str, *arguments: str) -> Service:
+            made = Service(name, arguments)
+            return replace(made, env={**pipeline.env, **pipeline.env_of(made), **env})
+
         consume = ("-m", "inference_consumers", "--pool", pipeline.pool, "--engine", "simulated")
         stack = LocalStack(
             data_dir=folder,
@@ -47,9 +52,9 @@ class Rig(AnyRig):
             parts=("kafka", "postgres", "redis", "redis-cache"),
             setup=(SetupStep("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
             services=(
-                *(Service(name, ("-m", "stream_processors.dispatcher"), shared) for name in DISPATCHERS),
-                *(Service(name, consume, shared) for name in CONSUMERS),
-                Service(RECORDER, ("-m", "stream_processors.recorder"), shared),
+                *(service(name, "-m", "stream_processors.dispatcher") for name in DISPATCHERS),
+                *(service(name, *consume) for name in CONSUMERS),
+                service(RECORDER, "-m", "stream_processors.recorder"),
             ),
             environ={
                 "KAFKA_BOOTSTRAP_SERVERS": pipeline.settings.kafka_bootstrap_servers,

@@ -23,6 +23,7 @@ from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_RO
 from deploy.local.stack import LocalStack
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
+from tests.kit.secured_kafka import CheckingKafka, checking_kafka
 
 CHOICE_VARIABLE = "FAIRLANE_TEST_STACK"
 KAFKA_IMAGE = "apache/kafka:4.2.0"
@@ -133,15 +134,17 @@ class EmbeddedStack:
         self._folder = Path(tempfile.mkdtemp(prefix="fairlane-tests-"))
         self._running = ExitStack()
         self._parts: dict[str, LocalStack] = {}
+        self._kafka: CheckingKafka | None = None
 
     def kafka(self) -> str:
-        """The bootstrap servers."""
-        return self._part("kafka").endpoints.kafka_bootstrap_servers
+        """The bootstrap servers, for tests and what they start by themselves: whoever comes without a password may do
+        everything. The services of a pipeline act as the users of their roles."""
+        return self._checking_kafka().bootstrap_servers
 
     @property
     def kafka_log_dir(self) -> Path:
         """The folder that its broker keeps the partitions in."""
-        return log_dir(self._part("kafka").data_dir.kafka)
+        return log_dir(self._checking_kafka().folder)
 
     def postgres(self) -> PostgresServer:
         """The database server."""
@@ -156,6 +159,11 @@ class EmbeddedStack:
         """Stop everything that was started and remove its data."""
         self._running.close()
         shutil.rmtree(self._folder)
+
+    def _checking_kafka(self) -> CheckingKafka:
+        if self._kafka is None:
+            self._kafka = self._running.enter_context(checking_kafka(self._folder / "kafka"))
+        return self._kafka
 
     def _part(self, name: str) -> LocalStack:
         if name not in self._parts:

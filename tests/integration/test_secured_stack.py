@@ -2,6 +2,7 @@
 
 import json
 import re
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -13,9 +14,10 @@ from typing import Any
 import httpx
 import pytest
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
 from deploy.local.__main__ import demo_key, demo_model
+from deploy.local.certificates import prepare_certificates
 from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import DataDir
 from deploy.local.services import default_services, default_setup
@@ -27,7 +29,9 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.access.credentials import PASSWORD
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
+from fairlane_server.private_files import write_private
 from fairlane_server.topics.families import KafkaRole
+from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -152,3 +156,31 @@ def test_users_come_back_after_a_restart_and_also_with_new_data(tmp_path: Path) 
     first, restarted, renewed = passwords
     assert restarted == first
     assert not {*renewed} & {*first}
+
+
+def test_a_new_certificate_is_served_without_a_restart(tmp_path: Path) -> None:
+    """As docs/security.md says: clients trust both authorities first, then the broker reads its file again."""
+    data_dir = DataDir(tmp_path)
+    old, new = prepare_certificates(data_dir.certificates), prepare_certificates(tmp_path / "new")
+    write_private(old.ca_file, old.ca_file.read_text() + new.ca_file.read_text())
+    with LocalStack(data_dir=tmp_path, parts=("kafka",), secured=True, environ={}) as stack:
+        host, port = stack.endpoints.kafka_bootstrap_servers.split(":")
+        before = ssl.get_server_certificate((host, int(port)))
+        admin = ClusterAdmin(stack.endpoints.kafka_settings(ADMIN_USER)).admin
+        (broker_pid,) = (view.pid for view in stack.supervisor.processes() if view.name == "kafka")
+
+        write_private(old.server_file, new.server_file.read_text())
+        place = ConfigEntry(
+            "listener.name.sasl_ssl.ssl.keystore.location",
+            str(old.server_file),
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        resource = ConfigResource(ResourceType.BROKER, "1", incremental_configs=[place])
+        admin.incremental_alter_configs([resource])[resource].result(WAIT_S)
+
+        eventually(lambda: ssl.get_server_certificate((host, int(port))) != before, what="the new certificate")
+        assert ssl.get_server_certificate((host, int(port))) in new.server_file.read_text()
+        assert ClusterAdmin(stack.endpoints.kafka_settings(ADMIN_USER)).metadata().brokers
+        trusting = stack.endpoints.kafka_settings(ADMIN_USER)
+        assert ClusterAdmin(trusting.model_copy(update={"kafka_ssl_ca_file": new.ca_file})).metadata().brokers
+        assert [view.pid for view in stack.supervisor.processes() if view.name == "kafka"] == [broker_pid]

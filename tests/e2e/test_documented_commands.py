@@ -42,6 +42,7 @@ OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
 NOT_RUN: Mapping[str, str] = {
     r"make ": "a target of its own: a tier of the tests, the demo, or the stack itself (test_first_hour)",
     r"cp \.env\.example|docker ": "needs a Docker engine; the compose file is checked in tests/contract",
+    r"export KAFKA_": "addresses and a password of somebody's cluster; the stack's are in the environment",
     r"curl .*\$GATEWAY": "the address and the key of a stack at its usual place; test_first_hour runs what it prints",
     r"\.venv/bin/python -m (tests\.fuzz|benchmarks)": "minutes; their short runs are tests",
     r".*\.venv-locust": "an environment of its own; the profiles are run by tests/integration/test_replay.py",
@@ -54,6 +55,7 @@ UNTIL_CTRL_C = ("fairlane top", "python -m producers.backfill run --all", ".venv
 STATUSES: Mapping[str, frozenset[int]] = {
     "fairlane topics plan": frozenset({0, 2}),
     "fairlane db status": frozenset({0, 2}),
+    "fairlane access plan": frozenset({0, 2}),
     # The runner of the stack may have taken the job by then.
     "python -m producers.backfill run ": frozenset({0, 7}),
 }

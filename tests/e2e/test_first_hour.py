@@ -55,7 +55,7 @@ def test_the_environment_of_an_operator_is_enough_for_the_command_line(screen: s
     assert stat.S_IMODE((data_dir / "env" / "operator.env").stat().st_mode) == 0o600
     fairlane = f'{login(screen, "operator")}; exec "$0" -m fairlane_server.cli'
     assert json.loads(run(f"{fairlane} top --once --json", sys.executable))["dispatchers"] == 1
-    assert "first" in run(f"{fairlane} keys create --tenant acme --name first", sys.executable)
+    assert run(f"{fairlane} keys create --tenant acme --name first", sys.executable).startswith("fl_")
 
 
 def test_a_tenant_can_neither_read_nor_write_what_is_anothers(screen: str) -> None:
@@ -66,7 +66,7 @@ with Client("globex") as client:
 """
     with pytest.raises(subprocess.CalledProcessError) as refused:
         run(f'{login(screen, "acme")}; exec "$0" -c "$1"', sys.executable, code)
-    assert "AUTHORIZATION_FAILED" in refused.value.stderr
+    assert "replies.globex: Broker: Topic authorization failed" in refused.value.stderr
 
 
 def login(screen: str, user: str) -> str:

@@ -79,7 +79,7 @@ _SYSTEM = Message("system", "Answer from the passages.")
 _TEXTS = (
     "What is the code of the vault?",
     f"{OWNER}:",
-    f"cache:{OWNER}:response:",
+    f"cache:response:{OWNER}:",
     f"{OWNER}\0",
     "",
     "{" + OWNER + "}",

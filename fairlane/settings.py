@@ -49,8 +49,8 @@ class KafkaSettings(BaseSettings):
     """Confluent-compatible schema registry; unset: the ids in schemas/ids.yaml."""
 
     topic_prefix: str = ""
-    """Prefix of every topic, consumer group and transactional id: pipelines with different prefixes share a cluster. At
-    most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts."""
+    """Prefix of every topic, consumer group, transactional id and key in Redis: pipelines with different prefixes share
+    a cluster. At most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts."""
 
     @model_validator(mode="before")
     @classmethod

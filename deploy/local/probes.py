@@ -114,12 +114,15 @@ def postgres(dsn: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
 
 def redis(url: str, timeout_s: float = PROBE_TIMEOUT_S) -> str | None:
     """Whether the Redis at `url` answers PING."""
-    import redis as redis_client
+    from pydantic import SecretStr
+    from redis import RedisError
+
+    from fairlane_server.redis.client import blocking_redis_client
 
     try:
-        with redis_client.Redis.from_url(url, socket_timeout=timeout_s, socket_connect_timeout=timeout_s) as client:
+        with blocking_redis_client(SecretStr(url), timeout_s) as client:
             client.ping()
-    except redis_client.RedisError as error:
+    except RedisError as error:
         return _first_line(error)
     return None
 

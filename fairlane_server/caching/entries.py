@@ -1,8 +1,8 @@
-"""Cache entries: keys that begin with the tenant, and a stored form that embeds tenant and key digest. Pure.
+"""Cache entries: keys that name cache and tenant, and a stored form that embeds tenant and key digest. Pure.
 
 An entry is a version byte, a checksum of all the rest, and in MessagePack the tenant, the key's whole digest and the
-payload. The checksum detects accidents. A process that may write to Redis can forge an entry: like Kafka and Postgres,
-Redis belongs behind a password.
+payload. The checksum detects accidents. A process that may write a cache can forge its entries:
+``fairlane_server/redis/rights.py`` says which one may.
 """
 
 import struct
@@ -13,6 +13,8 @@ from hashlib import blake2b
 from math import isnan
 
 import msgspec
+
+from fairlane_server.redis.keys import KeyFamily, redis_key
 
 Canonical = bool | int | float | str | bytes | Sequence["Canonical"] | None
 """What a key can be made of; sequences nest."""
@@ -38,6 +40,9 @@ class CacheName(StrEnum):
     """Requests that the gateway took."""
 
 
+_FAMILIES = {cache: KeyFamily(f"cache:{cache}") for cache in CacheName}
+
+
 @dataclass(frozen=True, slots=True)
 class CacheKey:
     """One entry of one cache of one tenant. ``digest`` covers the cache's name and the tenant as well."""
@@ -48,7 +53,7 @@ class CacheKey:
 
     @property
     def name(self) -> str:
-        return f"cache:{self.tenant}:{self.cache}:{self.digest.hex()}"
+        return redis_key(_FAMILIES[self.cache], self.tenant, self.digest.hex())
 
 
 def cache_key(cache: CacheName, tenant: str, *parts: Canonical) -> CacheKey:

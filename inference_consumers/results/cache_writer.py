@@ -11,9 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from redis import Redis
-from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
-from redis.retry import Retry
 
 from fairlane import metrics
 from fairlane.backoff import Backoff
@@ -24,6 +22,7 @@ from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheName, jittered_ttl_ms, seal
 from fairlane_server.caching.responses import answer_of, encode_answer
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane_server.redis.client import blocking_redis_client
 
 log = get_logger(__name__)
 
@@ -173,13 +172,7 @@ def cache_writer_for(settings: Settings) -> CacheWriter | None:
     """The cache writer, not started; None without Redis. Raises ValueError for an invalid address."""
     if settings.redis_cache_url is None:
         return None
-    redis = Redis.from_url(
-        settings.redis_cache_url.get_secret_value(),
-        socket_timeout=TIMEOUT_S,
-        socket_connect_timeout=TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-    )
-    return CacheWriter(redis, settings.cache_ttl_s)
+    return CacheWriter(blocking_redis_client(settings.redis_cache_url, TIMEOUT_S), settings.cache_ttl_s)
 
 
 def _count(result: str, entries: int = 1) -> None:

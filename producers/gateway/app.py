@@ -8,10 +8,8 @@ from typing import Literal
 
 from confluent_kafka import Consumer, Producer
 from fastapi import APIRouter, FastAPI
-from pydantic import BaseModel, Field, SecretStr
+from pydantic import BaseModel, Field
 from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 from starlette.responses import Response
 
 from fairlane import logs
@@ -27,6 +25,7 @@ from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import RedisCache
+from fairlane_server.redis.client import redis_client
 from fairlane_server.redis.state import report_state
 from producers.backfill.kafka import reply_partitions
 from producers.gateway import openapi
@@ -121,14 +120,14 @@ class Gateway:
         self._settings = settings
         self.readiness = Readiness(*CONDITIONS)
         self.failure: BaseException | None = None
-        redis = self._redis = _redis(settings, settings.redis_url)
-        self._cache = _redis(settings, settings.redis_cache_url)
-        self._watch = None if redis is None else RedisAvailability(redis, settings.gateway_redis_timeout_s)
+        timeout_s = settings.gateway_redis_timeout_s
+        redis = self._redis = redis_client(settings.redis_url, timeout_s)
+        self._cache = redis_client(settings.redis_cache_url, timeout_s)
+        self._watch = None if redis is None else RedisAvailability(redis, timeout_s)
         dsn = settings.postgres_dsn.get_secret_value()
         # A separate pool: slow result queries must not block authentication.
         self._identity_pool = DeadlinePool(dsn, "fairlane-gateway-identity", _IDENTITY_CONNECTIONS)
         self._authenticator = authenticator(settings, self._identity_pool, redis, self._watch)
-        timeout_s = settings.gateway_redis_timeout_s
         cache = RedisCache(self._cache, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
         self._results = Results(cache, RequestStore(dsn), kept_s=settings.results_ttl_s)
         self._make_pipeline(codec_for(settings))
@@ -370,17 +369,6 @@ class Gateway:
             )
 
         return api
-
-
-def _redis(settings: Settings, url: SecretStr | None) -> "Redis | None":
-    if url is None:
-        return None
-    return Redis.from_url(
-        url.get_secret_value(),
-        socket_timeout=settings.gateway_redis_timeout_s,
-        socket_connect_timeout=settings.gateway_redis_timeout_s,
-        retry=Retry(NoBackoff(), 0),
-    )
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:

@@ -25,6 +25,7 @@ from fairlane.outcomes import Code
 from fairlane.records import InferenceReply
 from fairlane.settings import IDEMPOTENCY_TTL_S
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.keys import KeyFamily, redis_key
 from fairlane_server.redis.state import (
     TENANT_COUNTER_FUNCTIONS,
     RefusedWrite,
@@ -36,8 +37,6 @@ from producers.gateway.tenant_bounds import TenantMap
 from producers.openai_api.errors import GatewayError, was_not_run
 
 MOST_LOCAL_CLAIMS = 20_000
-
-_PREFIX, _COUNTER = "idempotency:", "idempotency-count:"
 
 # '' means no claim; a claim is never empty. Returns the claim stored now, and 'memory' or 'tenant_bound' where the new
 # one could not be written.
@@ -145,7 +144,10 @@ class RedisClaims:
         try:
             async with asyncio.timeout(self._timeout_s):
                 answer, refusal = await self._script(
-                    keys=[_PREFIX + name, _COUNTER + tenant],
+                    keys=[
+                        redis_key(KeyFamily.IDEMPOTENCY_CLAIMS, name),
+                        redis_key(KeyFamily.IDEMPOTENCY_COUNTS, tenant),
+                    ],
                     args=[expected or "", new or "", self._ttl_s, self._most],
                 )
         except (RedisError, OSError, TimeoutError) as error:

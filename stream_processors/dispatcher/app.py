@@ -10,10 +10,6 @@ from typing import Any
 
 from confluent_kafka import Consumer
 from confluent_kafka.admin import AdminClient
-from pydantic import SecretStr
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
 
 from fairlane import logs, metrics, names
 from fairlane.clock import monotonic_ms, now_ms
@@ -31,6 +27,7 @@ from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import ANSWER_TIMEOUT_S, RedisCache
+from fairlane_server.redis.client import redis_client
 from fairlane_server.redis.state import report_state
 from fairlane_server.retrieval.embedders import query_embedder_for
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
@@ -88,7 +85,8 @@ class DispatcherApp:
         self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
         self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
 
-        self._redis, cache = _redis(settings.redis_url), _redis(settings.redis_cache_url)
+        self._redis = redis_client(settings.redis_url, _REDIS_TIMEOUT_S)
+        cache = redis_client(settings.redis_cache_url, _REDIS_TIMEOUT_S)
         self._redis_clients = [client for client in (self._redis, cache) if client is not None]
         self._redis_watch = None if self._redis is None else RedisAvailability(self._redis)
         if cache is None:
@@ -377,17 +375,6 @@ class DispatcherApp:
             await client.aclose()
         self._health.stop()
         exit_timer.cancel()
-
-
-def _redis(url: SecretStr | None) -> "Redis | None":
-    if url is None:
-        return None
-    return Redis.from_url(
-        url.get_secret_value(),
-        socket_timeout=_REDIS_TIMEOUT_S,
-        socket_connect_timeout=_REDIS_TIMEOUT_S,
-        retry=Retry(NoBackoff(), 0),
-    )
 
 
 async def _end(tasks: Sequence[asyncio.Task[None]]) -> None:

@@ -48,8 +48,8 @@ def test_passages_are_there_for_another_process_and_for_their_time(redis_url: st
             await here.passages.put(collection, "hybrid", 10, "text", HITS)
             await here.redis.settle()
             assert await there.passages.get(collection, "hybrid", 10, "text") == HITS
-            (name,) = [one async for one in redis.scan_iter(f"cache:{unique}:*")]
-            assert name.startswith(f"cache:{unique}:retrieval:".encode())
+            (name,) = [one async for one in redis.scan_iter(f"cache:*:{unique}:*")]
+            assert name.startswith(f"cache:retrieval:{unique}:".encode())
             assert 269_000 < await redis.pttl(name) <= 300_000
 
     run(test())

@@ -111,7 +111,7 @@ def test_a_grant_is_remembered_until_the_deadline_and_a_while_longer(redis_url: 
     async def run() -> None:
         async with dispatchers(redis_url) as (quotas, _, redis):
             await quotas.take([ask(spec, 0, within_ms=30_000), ask(spec, 1, within_ms=-600_000), ask(spec, 2, 1_000)])
-            keys = [f"{unique}:granted:requests.{unique}|0|{offset}" for offset in range(3)]
+            keys = [f"granted:{unique}:requests.{unique}|0|{offset}" for offset in range(3)]
             assert 60_000 < await redis.pttl(keys[0]) <= 90_000
             # Nobody asks for what is long over; a refused one is not remembered at all.
             assert await redis.pttl(keys[1]) <= 1

@@ -222,7 +222,7 @@ def test_dispatchers_share_one_quota_by_the_clock_of_redis(redis_url: str, uniqu
             both = [RedisQuotas(redis, NobodyIsAsked(), RedisAvailability(redis), timeout_s=10.0) for _ in range(2)]
             answers = await asyncio.gather(*(quotas.take([ask(spec, 10)] * 60) for quotas in both))
             assert sum(answer is None for answer in [*answers[0], *answers[1]]) == 100
-            key = f"{unique}:quota"
+            key = f"quota:{unique}"
             # It takes a day to be full again, and then there is nothing to remember.
             assert 86_300_000 < await redis.pttl(key) <= 86_400_000
             await both[0].give_back([ask(spec, 10)] * 101)
@@ -236,7 +236,7 @@ def test_a_key_of_somebody_else_is_no_reason_to_fail(redis_url: str, unique: str
 
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            await redis.set(f"{unique}:quota", "mine", ex=60)
+            await redis.set(f"quota:{unique}", "mine", ex=60)
             quotas = RedisQuotas(redis, LocalQuotas(Clock()), RedisAvailability(redis), timeout_s=10.0)
             assert [answer is None for answer in await quotas.take([ask(spec, 10)] * 2)] == [True, False]
             assert not quotas.available

@@ -149,7 +149,7 @@ def test_a_key_of_somebody_else_is_no_reason_to_fail(redis_url: str, unique: str
 
     async def run() -> None:
         async with Redis.from_url(redis_url) as redis:
-            await redis.set(f"gateway:calls:{unique}", "mine", ex=60)
+            await redis.set(f"calls:{unique}", "mine", ex=60)
             limits = RedisRateLimits(redis, LocalRateLimits(Clock()), RedisAvailability(redis), timeout_s=20.0)
             found = [await limits.take([unique], policy) for _ in range(2)]
             assert [one.is_granted for one in found] == [True, False]

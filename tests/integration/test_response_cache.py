@@ -86,7 +86,7 @@ def wait_until_kept(pipeline: Pipeline, tenant: str, count: int) -> None:
 def kept(pipeline: Pipeline, tenant: str) -> int:
     """How many answers are kept for a tenant."""
     with Redis.from_url(pipeline.env["REDIS_URL"]) as redis:
-        return sum(1 for _ in redis.scan_iter(f"cache:{pipeline.tenant(tenant)}:response:*"))
+        return sum(1 for _ in redis.scan_iter(f"cache:response:{pipeline.tenant(tenant)}:*"))
 
 
 def test_the_same_again_is_answered_without_a_run(pipeline: Pipeline, replies: Replies) -> None:
@@ -155,7 +155,7 @@ def test_what_somebody_else_put_there_is_no_answer(pipeline: Pipeline, replies: 
     first = ask(pipeline, "poisoned")
     one_after_the_other(pipeline, replies, "a", (first,))
     with Redis.from_url(redis_url) as redis:
-        entries = {key: redis.get(key) for key in redis.scan_iter(f"cache:{pipeline.tenant('a')}:response:*")}
+        entries = {key: redis.get(key) for key in redis.scan_iter(f"cache:response:{pipeline.tenant('a')}:*")}
         assert entries
         for key, entry in entries.items():
             assert isinstance(entry, bytes)

@@ -12,5 +12,5 @@ hostile = st.one_of(
     st.text(),
     st.text(alphabet=":|/\0{}'\"\\\n\r acme\ud800\u202e"),
     tenants,
-    st.builds("cache:{}:retrieval:{}".format, tenants, st.text()),
+    st.builds("cache:retrieval:{}:{}".format, tenants, st.text()),
 )

@@ -14,6 +14,7 @@ from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.keys import KeyFamily, redis_key
 from fairlane_server.redis.state import StateKind, count_refusal_of
 from fairlane_server.token_bucket import BUCKET_FUNCTIONS, LONGEST_WAIT_MS
 from producers.gateway.identity.identity import Identity
@@ -194,7 +195,8 @@ class RedisRateLimits:
             args += [numbers.setdefault(owner, len(numbers) + 1) for owner in call.owners]
         try:
             async with asyncio.timeout(self._timeout_s):
-                found = (await self._run(keys=[_key(owner) for owner in numbers], args=args)).split()
+                keys = [redis_key(KeyFamily.CALLS, owner) for owner in numbers]
+                found = (await self._run(keys=keys, args=args)).split()
             rows = zip(found[::3], found[1::3], found[2::3], strict=True)
             answers = [allowance(policy, float(least), int(full_ms), int(wait)) for least, full_ms, wait in rows]
         except (RedisError, OSError, TimeoutError) as error:
@@ -212,10 +214,6 @@ class RedisRateLimits:
 def _give_up(call: _Call) -> None:
     if not call.answer.done():
         call.answer.set_result(None)
-
-
-def _key(owner: str) -> str:
-    return f"gateway:calls:{owner}"
 
 
 RATE_LIMITED = "rate_limit_exceeded"

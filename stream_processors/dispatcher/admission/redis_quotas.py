@@ -10,6 +10,7 @@ from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.keys import KeyFamily, redis_key
 from fairlane_server.redis.state import StateKind, count_refusal_of
 from fairlane_server.token_bucket import BUCKET_FUNCTIONS, LONGEST_WAIT_MS
 from stream_processors.dispatcher.admission.quotas import (
@@ -223,7 +224,7 @@ class RedisQuotas:
                 bucket = buckets.get(quota)
                 args += (-1, 0) if bucket is None else (bucket.capacity, bucket.per_ms)
         numbers = {tenant: number for number, tenant in enumerate(specs, 1)}
-        keys = [f"{tenant}:quota" for tenant in specs]
+        keys = [redis_key(KeyFamily.QUOTAS, tenant) for tenant in specs]
         for charge in charges:
             number = 0
             if charge.record is not None:
@@ -241,7 +242,7 @@ def _lost(charges: Sequence[Charge], error: str) -> None:
 
 
 def _key(tenant: str, record: SourceCoordinate) -> str:
-    return f"{tenant}:granted:{record.topic}|{record.partition}|{record.offset}"
+    return redis_key(KeyFamily.GRANTS, tenant, f"{record.topic}|{record.partition}|{record.offset}")
 
 
 def _answer(which: int, wait_ms: int) -> Exceeded | None:

@@ -10,6 +10,7 @@ from redis.exceptions import RedisError
 from fairlane.logs import get_logger
 from fairlane.records import SourceCoordinate
 from fairlane_server.redis.availability import RedisAvailability, RedisCaller
+from fairlane_server.redis.keys import KeyFamily, redis_key
 from fairlane_server.redis.state import (
     TENANT_COUNTER_FUNCTIONS,
     RefusedWrite,
@@ -156,9 +157,9 @@ class RedisAcceptedIds:
         """Keys and arguments of either script."""
         counters: dict[str, int] = {}
         numbers = [counters.setdefault(tenant, len(counters) + 1) for tenant, _, _ in entries]
-        keys = [f"seen:{tenant}:{request_id}" for tenant, request_id, _ in entries]
+        keys = [redis_key(KeyFamily.SEEN_IDS, tenant, request_id) for tenant, request_id, _ in entries]
         places = [_packed(coordinate) for _, _, coordinate in entries]
-        keys += [f"seen-count:{tenant}" for tenant in counters]
+        keys += [redis_key(KeyFamily.SEEN_COUNTS, tenant) for tenant in counters]
         return keys, [self._ttl_s, self._most, len(entries), *places, *numbers]
 
     async def _pay(self) -> None:

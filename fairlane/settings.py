@@ -95,8 +95,9 @@ class Settings(KafkaSettings):
     postgres_gateway_role: str = Field("fairlane_gateway", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
     """Role in the gateway's POSTGRES_DSN; `fairlane db upgrade` grants it its rights if it exists."""
     redis_url: SecretStr | None = None
-    """Redis for state: seen request ids, idempotency keys, quotas and limits. Needs `noeviction` and an append-only
-    file. Unset: duplicates run again and each process enforces limits on its own."""
+    """Redis for state, `rediss://USER:PASSWORD@HOST:PORT/0?ssl_ca_certs=FILE`, or `redis://` without TLS: seen request
+    ids, idempotency keys, quotas and limits. Needs `noeviction` and an append-only file. Unset: duplicates run again
+    and each process enforces limits on its own."""
     redis_cache_url: SecretStr | None = None
     """Redis for caches: a second server with its own memory limit; unset: nothing is cached in Redis."""
     instance_id: str = Field("local-1", pattern=r"^[a-zA-Z0-9][a-zA-Z0-9._-]{0,63}$")

@@ -17,7 +17,10 @@ PASSWORDS = {
     "POSTGRES_OWNER_PASSWORD": "owner2",
     "POSTGRES_SERVICE_PASSWORD": "service3",
     "POSTGRES_GATEWAY_PASSWORD": "gateway5",
-    "REDIS_PASSWORD": "redis4",
+    "REDIS_DISPATCHER_PASSWORD": "dispatcher4",
+    "REDIS_GATEWAY_PASSWORD": "gateway6",
+    "REDIS_CONSUMER_PASSWORD": "consumer7",
+    "REDIS_OPERATOR_PASSWORD": "operator8",
 }
 NEEDED = {**PASSWORDS, "TORCH_INDEX_URL": "https://index.test/cpu"}
 """The variables without which it does not start."""

@@ -42,8 +42,9 @@ KNOWN_TO_IMAGES = {
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
     r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
     "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD|GATEWAY_PASSWORD)",
-    "redis": r"REDISCLI_AUTH",
-    "redis-cache": r"REDISCLI_AUTH",
+    # The program's own, and those that its command puts into its configuration.
+    "redis": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY)_PASSWORD",
+    "redis-cache": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY|CONSUMER)_PASSWORD",
 }
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}

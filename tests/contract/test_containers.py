@@ -15,13 +15,16 @@ from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
+import yaml
 
 from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
-from deploy.local.redis import SETTINGS
+from deploy.local.redis import CACHE_NAME, NAME, SETTINGS
 from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
+from fairlane_server.redis.rights import DEFAULT_USER_OFF, RIGHTS, RedisRole, RedisServer, acl_line, redis_user
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
 from tests.kit import stack
+from tests.kit.topic_prefix import topic_prefix
 
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
@@ -111,15 +114,61 @@ def test_the_listeners_of_the_broker_fit_together() -> None:
     assert kafka.raw["volumes"] == [f"kafka-data:{kafka.environment['KAFKA_LOG_DIRS']}"]
 
 
+SERVERS = {NAME: RedisServer.STATE, CACHE_NAME: RedisServer.CACHE}
+PASSWORDS_OF_REDIS = {role: f"REDIS_{role.upper()}_PASSWORD" for role in RedisRole}
+
+
 @pytest.mark.parametrize("name", SETTINGS)
-def test_redis_is_configured_as_the_embedded_one_and_its_password_is_in_no_argument(name: str) -> None:
+def test_redis_is_configured_as_the_embedded_one_and_no_password_is_in_an_argument(name: str) -> None:
     redis = services()[name]
     script = redis.raw["command"][-1]
     assert all(f"--{setting} {value}" in script for setting, value in SETTINGS[name].items())
     assert "--save ''" in script
-    assert PASSWORDS["REDIS_PASSWORD"] not in script
-    assert redis.environment["REDISCLI_AUTH"] == PASSWORDS["REDIS_PASSWORD"]
+    assert not [variable for variable in PASSWORDS_OF_REDIS.values() if PASSWORDS[variable] in script]
     assert redis.raw["user"] == "redis"
+
+
+@pytest.mark.parametrize("prefix", ["", "staging."])
+@pytest.mark.parametrize("name", SETTINGS)
+def test_the_users_of_redis_have_the_rights_of_the_table_and_no_others_exist(name: str, prefix: str) -> None:
+    text = (PROJECT_ROOT / "docker-compose.yml").read_text(encoding="utf-8").replace("${TOPIC_PREFIX:-}", prefix)
+    script = yaml.safe_load(text)["services"][name]["command"][-1].replace("$$", "$")
+    configuration = script.partition("<<CONFIGURATION\n")[2].partition("CONFIGURATION\n")[0]
+    # The health check's program reads its password from a variable of its own.
+    variables = PASSWORDS_OF_REDIS | {RedisRole.OPERATOR: "REDISCLI_AUTH"}
+    with topic_prefix(prefix):
+        users = [acl_line(SERVERS[name], role, [f">${variables[role]}"]) for role in RIGHTS[SERVERS[name]]]
+        operator = redis_user(RedisRole.OPERATOR)
+    assert configuration.splitlines() == [DEFAULT_USER_OFF, *users]
+    assert f"redis-cli --user {operator} ping" in yaml.safe_load(text)["services"][name]["healthcheck"]["test"][-1]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_redis_gets_the_passwords_of_its_users(name: str) -> None:
+    given = dict(services()[name].environment)
+    assert given.pop("REDISCLI_AUTH") == PASSWORDS[PASSWORDS_OF_REDIS[RedisRole.OPERATOR]]
+    roles = RIGHTS[SERVERS[name]].keys() - {RedisRole.OPERATOR}
+    assert given == {PASSWORDS_OF_REDIS[role]: PASSWORDS[PASSWORDS_OF_REDIS[role]] for role in roles}
+
+
+@pytest.mark.parametrize("service", our_services(), ids=lambda service: service.name)
+def test_each_service_has_the_urls_of_its_own_user_of_redis(service: ComposeService) -> None:
+    name = service.python_commands[0][1]
+    role = {
+        "stream_processors.dispatcher": RedisRole.DISPATCHER,
+        "producers.gateway": RedisRole.GATEWAY,
+        "inference_consumers": RedisRole.CONSUMER,
+    }.get(name)
+    for server in RedisServer:
+        url = service.environment.get(server.setting)
+        if role is None or role not in RIGHTS[server]:
+            assert url is None
+            continue
+        found = urlsplit(str(url))
+        assert (found.username, found.password) == (redis_user(role), PASSWORDS[PASSWORDS_OF_REDIS[role]])
+    mine = [] if role is None else [PASSWORDS[PASSWORDS_OF_REDIS[role]]]
+    others = {PASSWORDS[variable] for variable in PASSWORDS_OF_REDIS.values()} - {*mine}
+    assert not [password for password in others if password in str(service.raw)]
 
 
 def test_one_tenant_fills_a_tenth_of_the_state_at_most_and_the_container_holds_a_rewrite() -> None:

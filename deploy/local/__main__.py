@@ -58,7 +58,8 @@ def up(
     consumers: Annotated[int, typer.Option(min=1, help="Number of inference consumers of each pool.")] = 1,
     engine: Annotated[str | None, typer.Option(help=f"Which engines run: {', '.join(ENGINES)}.")] = None,
     plaintext: Annotated[
-        bool, typer.Option("--plaintext", help="Kafka without TLS, passwords and rights: all its clients may do all.")
+        bool,
+        typer.Option("--plaintext", help="Kafka and Redis without passwords and rights, Kafka without TLS."),
     ] = False,
     bare: Annotated[bool, typer.Option("--bare", help="Only Kafka, Postgres and Redis, no services.")] = False,
     tail_logs: Annotated[bool, typer.Option("--tail/--no-tail", help="Show the logs as they are written.")] = True,

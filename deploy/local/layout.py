@@ -10,6 +10,7 @@ from pathlib import Path
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.credentials import read_credentials
 from fairlane_server.private_files import write_private
+from fairlane_server.redis.credentials import read_redis_urls
 
 
 class StackError(Exception):
@@ -38,7 +39,7 @@ class DataDir:
         """One `NAME.log` per process."""
         self.certificates = root / "certificates"
         self.credentials = root / "credentials"
-        """One `USER.env` per user of a secured Kafka."""
+        """One `USER.env` per user of a secured Kafka, one `USER.redis.env` per user of a secured Redis."""
         self.env = root / "env"
         """Environments for a shell, each with the addresses and passwords that one kind of user needs."""
         self.files = root / "files"
@@ -73,9 +74,7 @@ def in_wheel(server: str, package: str, module: str, path: str) -> Path:
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
 POSTGRES_GATEWAY_VARIABLE = "POSTGRES_GATEWAY_DSN"
 """Of an external Postgres: what the gateway gets as `POSTGRES_DSN`."""
-_OF_SERVICES = (
-    *("kafka_bootstrap_servers", "allow_open_kafka", "postgres_dsn", "redis_url", "redis_cache_url", "files_url"),
-)
+_OF_SERVICES = ("kafka_bootstrap_servers", "allow_open_kafka", "postgres_dsn", "files_url")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -92,6 +91,8 @@ class Endpoints:
         kafka_ca_file: certificates that a secured Kafka's are verified against; empty: it is not secured.
         kafka_credentials: folder with a file `USER.env` for each user of a secured Kafka.
         allow_open_kafka: "true" for a Kafka of the stack's own that is not secured.
+        redis_credentials: folder with a file `USER.redis.env` for each user of a secured Redis; empty: it is not
+            secured. ``redis_url`` and ``redis_cache_url`` are the operator's then.
     """
 
     kafka_bootstrap_servers: str = ""
@@ -105,6 +106,7 @@ class Endpoints:
     kafka_ca_file: str = ""
     kafka_credentials: str = ""
     allow_open_kafka: str = ""
+    redis_credentials: str = ""
 
     def kafka_env(self, user: str) -> dict[str, str]:
         """The environment of a process that acts as this user of Kafka; no more than the address where Kafka is not
@@ -123,13 +125,25 @@ class Endpoints:
         return KafkaSettings.model_validate({name.lower(): value for name, value in self.kafka_env(user).items()})
 
     def operator_env(self, user: str) -> dict[str, str]:
-        """The environment of the command line: this user of Kafka, and every other part as its owner."""
-        return {**self.migration_env, **self.kafka_env(user)}
+        """The environment of the command line: this user of Kafka, the operator's of Redis, the owner of the tables."""
+        return {**self.migration_env, **self._variables("redis_url", "redis_cache_url"), **self.kafka_env(user)}
+
+    def redis_env(self, user: str) -> dict[str, str]:
+        """The environment of a process that acts as this user of Redis, with the servers that it has rights on; every
+        server where Redis is not secured. Raises StackError: the user's credentials cannot be read."""
+        if not self.redis_credentials:
+            return self._variables("redis_url", "redis_cache_url")
+        try:
+            return read_redis_urls(Path(self.redis_credentials), user) if user else {}
+        except FileNotFoundError:
+            return {}
+        except (OSError, ValueError) as error:
+            raise StackError(f"no credentials of {user}: {error}") from None
 
     @property
     def service_env(self) -> dict[str, str]:
-        """The environment of a service; the owner of the tables is not in it."""
-        return self._variables(*_OF_SERVICES)
+        """The environment of a service; neither the owner of the tables nor a user of Redis is in it."""
+        return self._variables(*_OF_SERVICES) | self.redis_env("")
 
     @property
     def gateway_env(self) -> dict[str, str]:

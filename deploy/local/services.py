@@ -11,6 +11,7 @@ from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIAB
 from deploy.local.supervisor import ProcessSpec
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.models import load_models
+from fairlane_server.redis.rights import RedisRole, redis_user
 from fairlane_server.topics.families import KafkaRole, pools_of
 from fairlane_server.yaml_config import ConfigError
 
@@ -68,6 +69,7 @@ class Service:
         env: added to the addresses of the parts.
         port_variable: setting that gets the port of its own server, if it has one.
         user: user of a secured Kafka that it acts as; empty: it does not use Kafka.
+        redis_user: user of a secured Redis that it acts as; empty: it does not use Redis.
     """
 
     name: str
@@ -75,6 +77,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     port_variable: str | None = None
     user: str = ""
+    redis_user: str = ""
 
     def spec(
         self, endpoints: Endpoints, metrics_port: int, after: Sequence[str], port: int | None = None
@@ -88,6 +91,7 @@ class Service:
             env={
                 **(endpoints.gateway_env if self.name == GATEWAY else endpoints.service_env),
                 **(endpoints.kafka_env(self.user) if self.user else {}),
+                **endpoints.redis_env(self.redis_user),
                 "METRICS_PORT": str(metrics_port),
                 "INSTANCE_ID": self.name,
                 "PYTHONUNBUFFERED": "1",
@@ -126,11 +130,23 @@ def default_services(
     override = {"ENGINE": engine} if engine else {}
     return (
         *(
-            Service(name, ("-m", "stream_processors.dispatcher"), override, user=_user(KafkaRole.DISPATCHER))
+            Service(
+                name,
+                ("-m", "stream_processors.dispatcher"),
+                override,
+                user=_user(KafkaRole.DISPATCHER),
+                redis_user=redis_user(RedisRole.DISPATCHER),
+            )
             for name in (f"dispatcher-{number}" for number in range(1, dispatchers + 1))
         ),
         Service("recorder-1", ("-m", "stream_processors.recorder"), user=_user(KafkaRole.RECORDER)),
-        Service(GATEWAY, ("-m", "producers.gateway"), port_variable="GATEWAY_PORT", user=_user(KafkaRole.GATEWAY)),
+        Service(
+            GATEWAY,
+            ("-m", "producers.gateway"),
+            port_variable="GATEWAY_PORT",
+            user=_user(KafkaRole.GATEWAY),
+            redis_user=redis_user(RedisRole.GATEWAY),
+        ),
         Service("backfill-1", ("-m", "producers.backfill", "run", "--all"), user=_user(KafkaRole.BACKFILL)),
         *(
             Service(
@@ -138,6 +154,7 @@ def default_services(
                 ("-m", "inference_consumers", "--pool", pool),
                 override,
                 user=_user(KafkaRole.CONSUMER, pool),
+                redis_user=redis_user(RedisRole.CONSUMER),
             )
             for pool in read_pools(models_file)
             for number in range(1, consumers + 1)

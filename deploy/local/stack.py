@@ -58,8 +58,9 @@ class LocalStack:
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
         brokers: number of Kafka nodes, 1 or 3.
-        secured: a Kafka of the stack's own asks for passwords, over TLS, and checks rights. Every service and step acts
-            as its ``user``.
+        secured: a Kafka of the stack's own asks for passwords, over TLS, and checks rights; a Redis of its own asks for
+            passwords and checks rights. Every service and step acts as its ``user``, and on Redis as its
+            ``redis_user``.
         setup: commands that must succeed before the services start.
         environ: where external parts are looked up; default: the process's environment.
         report: receives events.
@@ -195,12 +196,15 @@ class LocalStack:
                 specs += server.specs()
                 postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
                 postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
+        has_own_redis = not any(self._environ.get(VARIABLES[part]) for part in (redis.NAME, redis.CACHE_NAME))
+        redis_credentials = self.data_dir.credentials if self._secured and has_own_redis else None
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
-            state = Redis(self.data_dir.root / redis.NAME, ports.take(redis.NAME))
+            state = Redis(self.data_dir.root / redis.NAME, ports.take(redis.NAME), credentials=redis_credentials)
             specs.append(state.spec())
             redis_url = state.url
         if redis.CACHE_NAME in self._parts and not (redis_cache_url := self._external(redis.CACHE_NAME)):
-            cache = Redis(self.data_dir.root / redis.CACHE_NAME, ports.take(redis.CACHE_NAME), redis.CACHE_NAME)
+            folder = self.data_dir.root / redis.CACHE_NAME
+            cache = Redis(folder, ports.take(redis.CACHE_NAME), redis.CACHE_NAME, redis_credentials)
             specs.append(cache.spec())
             redis_cache_url = cache.url
         endpoints = Endpoints(
@@ -212,6 +216,7 @@ class LocalStack:
             redis_cache_url=redis_cache_url,
             postgres_gateway_dsn=postgres_gateway_dsn,
             allow_open_kafka=allow_open_kafka,
+            redis_credentials="" if redis_credentials is None else str(redis_credentials),
         )
         if security is not None:
             ca_file, credentials = security.certificates.ca_file, self.data_dir.credentials

@@ -85,7 +85,8 @@ def wait_until_kept(pipeline: Pipeline, tenant: str, count: int) -> None:
 
 def kept(pipeline: Pipeline, tenant: str) -> int:
     """How many answers are kept for a tenant."""
-    with Redis.from_url(pipeline.env["REDIS_URL"]) as redis:
+    assert pipeline.redis_url is not None
+    with Redis.from_url(pipeline.redis_url) as redis:
         return sum(1 for _ in redis.scan_iter(f"cache:response:{pipeline.tenant(tenant)}:*"))
 
 

@@ -1,4 +1,4 @@
-"""The embedded stack with a secured Kafka: everything works, and nobody comes in without a password."""
+"""The embedded stack with a secured Kafka and Redis: everything works, and nobody comes in without a password."""
 
 import json
 import re
@@ -10,11 +10,15 @@ from logging import INFO, getLogger
 from pathlib import Path
 from shutil import rmtree
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
+from pydantic import SecretStr
+from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from deploy.local.__main__ import demo_key, demo_model
 from deploy.local.certificates import prepare_certificates
@@ -28,9 +32,15 @@ from fairlane.outcomes import Outcome
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.credentials import PASSWORD
 from fairlane_server.access.users import KafkaUser
+from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
 from fairlane_server.private_files import write_private
+from fairlane_server.redis.client import blocking_redis_client
+from fairlane_server.redis.credentials import read_redis_urls
+from fairlane_server.redis.keys import KeyFamily, redis_key
+from fairlane_server.redis.rights import RedisRole, RedisServer, redis_user
 from fairlane_server.topics.families import KafkaRole
+from tests.kit.redis_users import check_no_refusal
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
@@ -59,13 +69,30 @@ def test_a_tenant_is_answered_over_kafka_and_over_http(stack: LocalStack) -> Non
         reply = client.submit(model=model, prompt="hello", max_tokens=4).result(WAIT_S)
     assert reply.outcome == Outcome.OK
     key, _ = demo_key(stack.data_dir, stack.endpoints.postgres_owner_dsn)
-    answer = httpx.post(
-        f"{stack.endpoints.gateway_url}/v1/chat/completions",
-        headers={"authorization": f"Bearer {key}"},
-        json={"model": model, "max_tokens": 4, "messages": [{"role": "user", "content": "hello"}]},
-        timeout=WAIT_S,
-    )
-    assert answer.status_code == 200, answer.text
+    answers = [
+        httpx.post(
+            f"{stack.endpoints.gateway_url}/v1/chat/completions",
+            headers={"authorization": f"Bearer {key}", "idempotency-key": "once"},
+            json={
+                "model": model,
+                "max_tokens": 4,
+                "messages": [{"role": "user", "content": "hello"}],
+                "fairlane": {"cache": "exact"},
+            },
+            timeout=WAIT_S,
+        )
+        for _ in range(2)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200], answers[0].text
+    assert answers[0].json()["id"] == answers[1].json()["id"]
+    # What each service has in Redis it wrote as its own user.
+    with user_of_redis(stack, RedisServer.STATE, RedisRole.DISPATCHER) as redis:
+        assert redis.get(redis_key(KeyFamily.SEEN_IDS, "acme", reply.request_id)) is not None
+    with user_of_redis(stack, RedisServer.STATE, RedisRole.GATEWAY) as redis:
+        assert redis.hgetall(redis_key(KeyFamily.IDEMPOTENCY_COUNTS, "acme")) != {}
+    with user_of_redis(stack, RedisServer.CACHE, RedisRole.GATEWAY) as redis:
+        entry = request_key(CacheName.ACCEPTED, "acme", answers[0].json()["id"].removeprefix("chatcmpl-"))
+        eventually(lambda: redis.getrange(entry.name, 0, 0), what="the request in the cache")
 
 
 def settings_of_acme(stack: LocalStack, changed: dict[str, str | None]) -> KafkaSettings:
@@ -132,6 +159,9 @@ def test_no_password_is_in_a_log_or_in_the_list_of_processes(stack: LocalStack) 
         if line.startswith("KAFKA_SASL_PASSWORD=")
     ]
     assert len(passwords) > 6
+    urls = [url for role in RedisRole for url in read_redis_urls(stack.data_dir.credentials, redis_user(role)).values()]
+    assert len(urls) == 7
+    passwords += [str(urlsplit(url).password) for url in urls]
     shown = "".join(file.read_text(encoding="utf-8", errors="replace") for file in stack.data_dir.logs.glob("*.log"))
     shown += b"".join(_command_lines()).decode(errors="replace")
     shown += json.dumps(stack.endpoints.masked()) + repr(stack.endpoints)
@@ -141,6 +171,26 @@ def test_no_password_is_in_a_log_or_in_the_list_of_processes(stack: LocalStack) 
 def test_no_process_was_refused_anything(stack: LocalStack) -> None:
     for file in stack.data_dir.logs.glob("*.log"):
         assert re.search(r"(?i)authorization.?failed", file.read_text(encoding="utf-8", errors="replace")) is None, file
+    check_no_refusal(stack.data_dir.logs.glob("*.log"))
+    for server in RedisServer:
+        with user_of_redis(stack, server, RedisRole.OPERATOR) as redis:
+            # Wrong passwords are those of this file.
+            assert [entry for entry in redis.acl_log(128) if entry["reason"] != "auth"] == []
+
+
+def user_of_redis(stack: LocalStack, server: RedisServer, role: RedisRole) -> Any:
+    return blocking_redis_client(SecretStr(stack.endpoints.redis_env(redis_user(role))[server.setting]), WAIT_S)
+
+
+@pytest.mark.parametrize("server", RedisServer)
+@pytest.mark.parametrize("login", ["", "default:any@", "fairlane_gateway:wrong@", "fairlane_gateway_2:wrong@"])
+def test_nobody_reaches_redis_without_the_password_of_a_user(
+    stack: LocalStack, server: RedisServer, login: str
+) -> None:
+    known = urlsplit(getattr(stack.endpoints, server.setting.lower()))
+    url = known._replace(netloc=login + known.netloc.rpartition("@")[2]).geturl()
+    with Redis.from_url(url) as redis, pytest.raises(AuthenticationError):
+        redis.ping()
 
 
 def test_users_come_back_after_a_restart_and_also_with_new_data(tmp_path: Path) -> None:

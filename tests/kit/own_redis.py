@@ -14,10 +14,11 @@ from tests.kit.waiting import eventually
 
 
 @contextmanager
-def own_redis_server(folder: Path, name: str = NAME) -> Iterator["OwnRedis"]:
-    """One that runs; ``name`` says which of the two it is configured as."""
+def own_redis_server(folder: Path, name: str = NAME, credentials: Path | None = None) -> Iterator["OwnRedis"]:
+    """One that runs; ``name`` says which of the two it is configured as. With a folder of ``credentials`` it lets its
+    users in, and nobody else."""
     ports = PortClaims()
-    server = OwnRedis(Redis(folder, ports.take(name), name))
+    server = OwnRedis(Redis(folder, ports.take(name), name, credentials))
     try:
         server.start()
         yield server
@@ -27,17 +28,29 @@ def own_redis_server(folder: Path, name: str = NAME) -> Iterator["OwnRedis"]:
 
 
 class OwnRedis:
-    """Not started yet."""
+    """Not started yet.
+
+    Attributes:
+        port: at 127.0.0.1.
+        url: of somebody who may do everything, or of the operator where it has credentials.
+        acl_file: its users, who survive its end.
+    """
 
     def __init__(self, server: Redis) -> None:
-        self.url = server.url
         self._spec = server.spec()
+        self.url = server.url
+        self.port = server.port
+        self.acl_file = server.folder / "users.acl"
+        self._argv = self._spec.argv
+        if server.credentials is None:
+            self.acl_file.write_text("user default on nopass ~* &* +@all\n", encoding="utf-8")
+            self._argv += ("--aclfile", str(self.acl_file))
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
         """Start it, anew if it was killed, and wait until it answers."""
         self._process = subprocess.Popen(
-            self._spec.argv, cwd=self._spec.cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            self._argv, cwd=self._spec.cwd, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
         eventually(lambda: probes.redis(self.url) is None, what="Redis")
 

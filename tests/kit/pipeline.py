@@ -52,6 +52,7 @@ from fairlane_server.topics.plan import plan
 from tests.kit.deployment import default_model, write_models, write_tenants
 from tests.kit.log_reader import LogReader, Replies
 from tests.kit.processes import ServiceProcess
+from tests.kit.redis_users import RedisUsers, check_no_refusal
 from tests.kit.secured_kafka import users_on
 from tests.kit.waiting import eventually
 
@@ -81,7 +82,8 @@ class Pipeline:
         unique: fit for a topic name, and nobody else's.
         tenants: short names; ``tenant("a")`` is the whole one. Or whole specifications, under short names as well.
         models: what its one or more pools serve; by default one pool with one model for every task.
-        redis_url: where duplicates are remembered and caches are kept, if anywhere.
+        redis_url: where duplicates are remembered and caches are kept, if anywhere, as somebody who may do everything.
+            Each process acts as a user with the rights of its role, and none may be refused anything.
         env: settings of every process, for instance ``{"MAX_BATCH_SIZE": "8"}``. The simulated engine takes no time
             unless they say otherwise.
         env_of: more settings of a process; asked when it is launched. By default those of the user of its role, on a
@@ -119,9 +121,10 @@ class Pipeline:
             "MODELS_FILE": str(folder / "models.yaml"),
             "TENANTS_FILE": str(folder / "tenants.yaml"),
             **_NO_ENGINE_TIME,
-            **({} if redis_url is None else {"REDIS_URL": redis_url, "REDIS_CACHE_URL": redis_url}),
             **(env or {}),
         }
+        self.redis_url = redis_url
+        self._redis_users = None if redis_url is None else RedisUsers(redis_url, unique)
         self.processes: dict[str, ServiceProcess] = {}
         self.admin = AdminClient(connection(self.settings))
         self._control_tenants = ControlTopic(self.settings, self.codec, names.CONTROL_TENANTS, TenantSpec, "tenant")
@@ -136,6 +139,8 @@ class Pipeline:
         assert Pipeline._open is None, f"one pipeline at a time: {Pipeline._open} is open"
         self.folder.mkdir(parents=True, exist_ok=True)
         self.apply()
+        if self._redis_users is not None:
+            self._cleanup.enter_context(self._redis_users)
         Pipeline._open = self.unique
         return self
 
@@ -148,7 +153,9 @@ class Pipeline:
             process.kill()
         self._control_tenants.publish((), withdrawn=self.tenants)
         self._control_models.publish((), withdrawn=[model.model for model in self.models])
-        self._cleanup.close()
+        self._cleanup.__exit__(kind, error, trace)
+        if kind is None:
+            check_no_refusal(process.log_file for process in self.processes.values())
 
     @property
     def deployment(self) -> Deployment:
@@ -227,8 +234,9 @@ class Pipeline:
         return process.start()
 
     def env_of(self, service: Service) -> Mapping[str, str]:
-        """What a process of the pipeline gets besides ``env``."""
-        return {} if self._env_of is None else self._env_of(self, service)
+        """What a process of the pipeline gets besides ``env``: who it acts as on Kafka and on Redis."""
+        on_redis = {} if self._redis_users is None else self._redis_users.env_of(service.name)
+        return {**on_redis, **({} if self._env_of is None else self._env_of(self, service))}
 
     def free_port(self, name: str) -> int:
         """A port that nobody else gets while this pipeline is open."""

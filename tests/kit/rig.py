@@ -15,6 +15,7 @@ from deploy.local.services import Service, SetupStep
 from deploy.local.stack import LocalStack
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.pipeline import Pipeline
+from tests.kit.redis_users import RedisUsers, check_no_refusal
 from tests.kit.stack import PostgresServer
 
 DISPATCHERS = ("dispatcher-1", "dispatcher-2")
@@ -43,13 +44,14 @@ class Rig(AnyRig):
 
         def service(name: str, *arguments: str) -> Service:
             made = Service(name, arguments)
-            return replace(made, env={**pipeline.env, **pipeline.env_of(made), **env})
+            return replace(made, env={**pipeline.env, **pipeline.env_of(made), **self._redis_users.env_of(name), **env})
 
+        self._redis_users = RedisUsers(redis_url, f"{pipeline.unique}-rig")
         consume = ("-m", "inference_consumers", "--pool", pipeline.pool, "--engine", "simulated")
         stack = LocalStack(
             data_dir=folder,
             # Nothing of these is started: they are looked up in ``environ``.
-            parts=("kafka", "postgres", "redis", "redis-cache"),
+            parts=("kafka", "postgres"),
             setup=(SetupStep("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
             services=(
                 *(service(name, "-m", "stream_processors.dispatcher") for name in DISPATCHERS),
@@ -60,8 +62,6 @@ class Rig(AnyRig):
                 "KAFKA_BOOTSTRAP_SERVERS": pipeline.settings.kafka_bootstrap_servers,
                 "POSTGRES_DSN": database.dsn,
                 "POSTGRES_OWNER_DSN": database.owner_dsn,
-                "REDIS_URL": redis_url,
-                "REDIS_CACHE_URL": redis_url,
             },
             policy=RESTARTS,
         )
@@ -69,6 +69,7 @@ class Rig(AnyRig):
 
     def __enter__(self) -> Self:
         """Start everything and wait until each service that shares work owns partitions."""
+        self._redis_users.__enter__()
         self.stack.start()
         try:
             assert self.deaths == 0, f"{self.deaths} services died before anything was struck"
@@ -84,3 +85,6 @@ class Rig(AnyRig):
         """SIGKILL everything: what a clean end looks like is tested elsewhere."""
         self.stack.supervisor.request_stop(now=True)
         self.stack.stop()
+        self._redis_users.__exit__(kind, error, trace)
+        if kind is None:
+            check_no_refusal(self.stack.data_dir.logs.glob("*.log"))

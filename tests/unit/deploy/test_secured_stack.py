@@ -1,12 +1,15 @@
-"""Passwords of a stack with a secured Kafka: made once, taken from their files afterwards. Nothing is started."""
+"""Passwords of a stack with a secured Kafka and Redis: made once, taken from files afterwards. Nothing is started."""
 
+import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
 from deploy.local.layout import StackError
+from deploy.local.redis import Redis
 from deploy.local.services import default_services, default_setup
 from deploy.local.stack import LocalStack, kafka_credentials
 from fairlane_server.access.credentials import PASSWORD, keep_passwords, read_credentials
@@ -107,3 +110,75 @@ def test_services_may_share_an_open_kafka_only_where_the_stack_was_asked_for_one
         assert "ALLOW_OPEN_KAFKA" not in stack.endpoints.service_env
     with prepared(folder.parent / "other", secured=False) as stack:
         assert stack.endpoints.service_env["ALLOW_OPEN_KAFKA"] == "true"
+
+
+def redis_urls(stack: LocalStack, user: str) -> dict[str, str]:
+    return stack.endpoints.redis_env(user)
+
+
+@contextmanager
+def with_redis(folder: Path, *parts: str, environ: dict[str, str] | None = None) -> Iterator[LocalStack]:
+    """Prepared, with every service that there is."""
+    stack = LocalStack(data_dir=folder, parts=parts, secured=True, services=default_services(), environ=environ or {})
+    try:
+        stack.prepare()
+        yield stack
+    finally:
+        stack.stop()
+
+
+def test_every_service_gets_the_urls_of_its_own_user_of_redis_and_no_others(folder: Path) -> None:
+    with with_redis(folder, "redis", "redis-cache") as stack:
+        found = {one.name: one.spec(stack.endpoints, 20_001, ()).env for one in default_services()}
+        endpoints = stack.endpoints
+    users = {"dispatcher-1": "fairlane_dispatcher", "gateway-1": GATEWAY, "consumer-generate-1": "fairlane_consumer"}
+    for name, env in found.items():
+        given = {variable: urlsplit(env[variable]) for variable in ("REDIS_URL", "REDIS_CACHE_URL") if variable in env}
+        user = users.get(name.replace("-encode-", "-generate-"))
+        assert {url.username for url in given.values()} == ({user} if user else set()), name
+        assert ("REDIS_URL" in given) is (name in {"dispatcher-1", "gateway-1"}), name
+    assert urlsplit(endpoints.redis_url).username == urlsplit(endpoints.redis_cache_url).username == "fairlane_operator"
+    words = {urlsplit(url).password for env in found.values() for url in env.values() if url.startswith("redis")}
+    words |= {urlsplit(endpoints.redis_url).password}
+    assert len(words) == 6, "a password for each user of each server"
+    servers = [Redis(folder / name, 1, name, folder / "credentials") for name in ("redis", "redis-cache")]
+    argv = [word for server in servers for word in server.spec().argv]
+    shown = " ".join([*argv, repr(endpoints), str(endpoints.masked())])
+    assert not [word for word in words if str(word) in shown]
+    for name in ("redis", "redis-cache"):
+        file = folder / name / "users.acl"
+        assert stat.S_IMODE(file.stat().st_mode) == 0o600
+        assert str(file) in argv
+        assert not [word for word in words if str(word) in file.read_text(encoding="utf-8")]
+
+
+def test_passwords_of_redis_stay_over_restarts(folder: Path) -> None:
+    with with_redis(folder, "redis", "redis-cache") as stack:
+        before = redis_urls(stack, GATEWAY)
+    with with_redis(folder, "redis", "redis-cache") as stack:
+        after = redis_urls(stack, GATEWAY)
+    assert [urlsplit(url).password for url in after.values()] == [urlsplit(url).password for url in before.values()]
+
+
+def test_whoever_has_no_right_on_the_servers_of_a_stack_gets_none(folder: Path) -> None:
+    with with_redis(folder, "redis") as stack:
+        assert redis_urls(stack, "fairlane_consumer") == redis_urls(stack, "") == {}
+        assert redis_urls(stack, GATEWAY).keys() == {"REDIS_URL"}
+
+
+def test_a_broken_password_of_redis_is_named(folder: Path) -> None:
+    with with_redis(folder, "redis"):
+        pass
+    (folder / "credentials" / f"{GATEWAY}.redis.env").write_text("REDIS_URL=redis://127.0.0.1:1/0\n")
+    with (
+        pytest.raises(StackError, match=r"fairlane_gateway\.redis\.env: holds no password"),
+        with_redis(folder, "redis"),
+    ):
+        pass
+
+
+@pytest.mark.parametrize("variable", ["REDIS_URL", "REDIS_CACHE_URL"])
+def test_a_redis_of_others_cannot_be_secured(folder: Path, variable: str) -> None:
+    environ = {variable: "redis://127.0.0.1:1/0"}
+    with pytest.raises(StackError, match=f"{variable} is set: "), with_redis(folder, "redis", environ=environ):
+        pass

@@ -178,7 +178,9 @@ def test_a_broken_password_of_redis_is_named(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("variable", ["REDIS_URL", "REDIS_CACHE_URL"])
-def test_a_redis_of_others_cannot_be_secured(folder: Path, variable: str) -> None:
-    environ = {variable: "redis://127.0.0.1:1/0"}
-    with pytest.raises(StackError, match=f"{variable} is set: "), with_redis(folder, "redis", environ=environ):
-        pass
+def test_a_redis_of_others_is_not_secured(folder: Path, variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalStack, "_check", lambda *_: None)
+    with with_redis(folder, "redis", "redis-cache", environ={variable: "redis://127.0.0.1:1/0"}) as stack:
+        assert redis_urls(stack, GATEWAY)[variable] == "redis://127.0.0.1:1/0"
+        assert all("@" not in url for url in redis_urls(stack, GATEWAY).values())
+    assert not (folder / "credentials").exists()

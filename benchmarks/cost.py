@@ -14,8 +14,7 @@ from benchmarks.cluster import BenchStack, cluster
 from benchmarks.loads import CALLERS, Pending, from_callers, one_at_a_time, open_loop
 from benchmarks.processes import cpu_with_children_s
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import INSTANT_SERVICES, QUESTION
-from deploy.local.services import Service
+from benchmarks.simulated_pool import INSTANT_SERVICES, QUESTION, recorder
 from fairlane import Client
 
 NAME = "cost"
@@ -24,7 +23,7 @@ WARM_UP = 6_000
 ALONE, TOGETHER, OPEN = 200, 6_000, 8_000
 IDLE_S = 10.0
 _TENANT = "acme"
-_SERVICES = (*INSTANT_SERVICES, Service("recorder-1", ("-m", "stream_processors.recorder")))
+_SERVICES = (*INSTANT_SERVICES, recorder())
 _CLIENT = "client"
 _LOOKED_INTO = ("dispatcher-1", "consumer-1")
 _INSIDE = {"fairlane_thread_cpu_seconds_total": "thread", "fairlane_stage_cpu_seconds_total": "stage"}

@@ -29,10 +29,10 @@ from benchmarks.faults.promise import examine
 from benchmarks.faults.rig import Deployment, Rig
 from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from benchmarks.result import Figure, Result
-from benchmarks.simulated_pool import consumer, dispatcher, simulated_model
-from deploy.local.services import Service
+from benchmarks.simulated_pool import consumer, dispatcher, recorder, simulated_model
 from fairlane.outcomes import Task
 from fairlane_server.models import load_models
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.processes.restarts import RestartPolicy
 
 NAME = "exactly-once"
@@ -72,7 +72,7 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
     services = [
         *(dispatcher(number) for number in range(1, len(CAST.dispatchers) + 1)),
         *(consumer(number, pool=_POOL) for number in range(1, len(CAST.consumers) + 1)),
-        Service(CAST.recorder, ("-m", "stream_processors.recorder")),
+        recorder(CAST.recorder),
     ]
     stack = cluster(
         services,
@@ -92,7 +92,7 @@ def run(plan: Callable[[random.Random, Cast], Sequence[Fault]] | None = None, lo
             rig = Rig(running.stack, deployed, CAST)
             with Traffic(deployed, seed, load.per_s) as traffic:
                 outstanding = carry_out(rig, traffic, faults, load, dice, say)
-            dsn = running.stack.endpoints.postgres_dsn
+            dsn = running.stack.endpoints.postgres_dsn(PostgresRole.OPERATOR)
             found = examine(deployed, traffic.expected, postgres_dsn=dsn, timeout_s=_RECORD_TIMEOUT_S)
             ended_by_themselves = rig.ended_by_themselves
             for problem in (*found.problems, *rig.badly_ended):

@@ -20,6 +20,7 @@ from deploy.demo.workload import LANGUAGE_MODEL, text_of
 from fairlane import Client
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
+from fairlane_server.postgres.rights import PostgresRole
 
 NAME = "grounded"
 HOW = "every question once of each tenant; greedy answers are the same each time"
@@ -111,7 +112,7 @@ def _load(running: BenchStack, questions: Sequence[HandbookQuestion]) -> None:
     elsewhere = running.folder / "elsewhere"
     write_elsewhere(questions, elsewhere)
     for tenant, folder in ((OWNER, FOLDER), (NEIGHBOUR, elsewhere)):
-        report = ingest(running.stack.endpoints.postgres_dsn, tenant, folder)
+        report = ingest(running.stack.endpoints.postgres_dsn(PostgresRole.OPERATOR), tenant, folder)
         if report.failures or not report.passages:
             raise RuntimeError(f"{tenant}'s documents were not loaded: {report}")
 

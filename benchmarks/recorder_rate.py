@@ -12,8 +12,7 @@ import psycopg
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.loads import open_loop
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
-from benchmarks.simulated_pool import QUESTION, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
-from deploy.local.services import Service
+from benchmarks.simulated_pool import QUESTION, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT, recorder
 from fairlane import Client
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for
 
@@ -23,7 +22,7 @@ AIM = 2.0
 REQUESTS = 20_000
 _TENANT = "acme"
 _TENANTS = ({"tenant": _TENANT, **UNBOUNDED_TENANT},)
-_RECORDER = Service("recorder-1", ("-m", "stream_processors.recorder"))
+_RECORDER = recorder()
 _LOOK_S = 0.25
 _TIMEOUT_S = 300.0
 

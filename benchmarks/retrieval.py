@@ -35,6 +35,7 @@ from benchmarks.service_curve import percentile
 from fairlane.outcomes import Task
 from fairlane.records import Parameters, RequestInput
 from fairlane.settings import Settings
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.retrieval.chunking import Chunker, Chunking
 from fairlane_server.retrieval.embedder import Embedder, FloatArray
 from fairlane_server.retrieval.parsers import ParsedDocument
@@ -283,13 +284,13 @@ def run() -> Result:
     embedder = StaticEmbedder(settings.models_dir / settings.retrieval_embedder_path)
     corpus = make_corpus(embedder, PASSAGES)
     with stores() as stack:
-        dsn = stack.endpoints.postgres_dsn
-        tenants, found = load(dsn, corpus, embedder)
+        fills, asks = map(stack.endpoints.postgres_dsn, (PostgresRole.OPERATOR, PostgresRole.DISPATCHER))
+        tenants, found = load(fills, corpus, embedder)
         with psycopg.connect(stack.endpoints.postgres_owner_dsn, connect_timeout=5) as connection:
             row = connection.execute(_DISK_MB).fetchone()
         found["disk_mb"] = float(row[0]) if row else 0.0
-        found |= asyncio.run(_search(dsn, corpus, embedder, tenants, budget_ms))
-        found |= asyncio.run(_answer(dsn, embedder))
+        found |= asyncio.run(_search(asks, corpus, embedder, tenants, budget_ms))
+        found |= asyncio.run(_answer(fills, asks, embedder))
     figures = (
         Figure("recall@10, largest tenant", found["recall_largest"], "part", "at least", RECALL_AIM),
         Figure(
@@ -371,18 +372,18 @@ async def _search(
         return figures | await _rates(dsn, ask, asked)
 
 
-async def _answer(dsn: str, embedder: StaticEmbedder) -> Run:
+async def _answer(fills: str, asks: str, embedder: StaticEmbedder) -> Run:
     """The part of the questions whose passage is among the first of each list."""
     asked, passages = read_questions(), stdlib_passages()
     tenant, lists = "stdlib", ("nearest", "words", "fused")
-    with PgVectorCollections(dsn) as store:
+    with PgVectorCollections(fills) as store:
         store.create(tenant, _NAME, embedder.name, embedder.dimensions)
         vectors = embedder.embed([text for _, text in passages])
         held = [NewPassage(text, "", len(text.split())) for _, text in passages]
         store.put(tenant, _NAME, [NewDocument("all", "all", "all", held, vectors)])
         collection = store.get(tenant, _NAME)
     answered = dict.fromkeys(lists, 0)
-    async with PgVectorSearch(dsn, 1) as search:
+    async with PgVectorSearch(asks, 1) as search:
         for question in asked:
             vector = await embedder.embed_query(question.question)
             found = await search.search(collection, vector, question.question, 2 * LIMIT, _PATIENT_S)

@@ -25,6 +25,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.topics.families import KafkaRole
+from fairlane_server.postgres.rights import PostgresRole
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 POOL = "generate"
@@ -37,8 +38,14 @@ _HELD_BYTES = 1 << 30
 
 def dispatcher(number: int = 1, env: Mapping[str, str] | None = None) -> Service:
     """The service ``dispatcher-NUMBER``."""
-    user = KafkaUser(KafkaRole.DISPATCHER).name
-    return Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), env or {}, user=user)
+    arguments, user = ("-m", "stream_processors.dispatcher"), KafkaUser(KafkaRole.DISPATCHER).name
+    return Service(f"dispatcher-{number}", arguments, env or {}, user=user, postgres_role=PostgresRole.DISPATCHER)
+
+
+def recorder(name: str = "recorder-1") -> Service:
+    """The service that fills Postgres."""
+    user = KafkaUser(KafkaRole.RECORDER).name
+    return Service(name, ("-m", "stream_processors.recorder"), user=user, postgres_role=PostgresRole.RECORDER)
 
 
 def consumer(number: int = 1, env: Mapping[str, str] | None = None, pool: str = POOL) -> Service:

@@ -35,8 +35,11 @@ _PASSWORD = "letters and digits only, it becomes part of a URL"  # noqa: S105 - 
 COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_ADMIN_PASSWORD": "Password of the superuser of Postgres; no service uses it",
     "POSTGRES_OWNER_PASSWORD": f"Password of the role that owns the tables: {_PASSWORD}",
-    "POSTGRES_SERVICE_PASSWORD": f"Password of the role of the services: {_PASSWORD}",
-    "POSTGRES_GATEWAY_PASSWORD": f"Password of the role of the gateway: {_PASSWORD}",
+    "POSTGRES_DISPATCHER_PASSWORD": f"Password of the dispatcher's role: {_PASSWORD}",
+    "POSTGRES_RECORDER_PASSWORD": f"Password of the recorder's role: {_PASSWORD}",
+    "POSTGRES_GATEWAY_PASSWORD": f"Password of the gateway's role: {_PASSWORD}",
+    "POSTGRES_BACKFILL_PASSWORD": f"Password of the role of the runner of offline jobs: {_PASSWORD}",
+    "POSTGRES_OPERATOR_PASSWORD": f"Password of the role of the operators' command line: {_PASSWORD}",
     "REDIS_DISPATCHER_PASSWORD": f"Password of the dispatcher on Redis: {_PASSWORD}",
     "REDIS_GATEWAY_PASSWORD": f"Password of the gateway on Redis: {_PASSWORD}",
     "REDIS_CONSUMER_PASSWORD": f"Password of the consumers on Redis: {_PASSWORD}",

@@ -87,13 +87,14 @@ class Settings(KafkaSettings):
 
     consumer_group_protocol: Literal["consumer", "classic"] = "consumer"
     """Group protocol of the inference consumers and the gateways; classic for brokers before 4.0."""
-    postgres_dsn: SecretStr = SecretStr("postgresql://fairlane@127.0.0.1:5432/fairlane")
-    """Postgres connection of the services; its role cannot bypass row-level security."""
+    postgres_dsn: SecretStr = SecretStr("postgresql://127.0.0.1:5432/fairlane")
+    """Postgres connection of this process, as the role of its service."""
     postgres_owner_dsn: SecretStr | None = None
     """Postgres connection of the role that owns the tables; used only by `fairlane db upgrade`, `fairlane keys` and
     `fairlane users`."""
-    postgres_gateway_role: str = Field("fairlane_gateway", pattern=r"^[a-z_][a-z0-9_]{0,62}$")
-    """Role in the gateway's POSTGRES_DSN; `fairlane db upgrade` grants it its rights if it exists."""
+    postgres_role_prefix: str = Field("fairlane", pattern=r"^[a-z_][a-z0-9_]{0,47}$")
+    """Beginning of the names of the services' roles in Postgres (PREFIX_gateway), to which `fairlane db upgrade` gives
+    their rights."""
     redis_url: SecretStr | None = None
     """Redis for state, `rediss://USER:PASSWORD@HOST:PORT/0?ssl_ca_certs=FILE`, or `redis://` without TLS: seen request
     ids, idempotency keys, quotas and limits. Needs `noeviction` and an append-only file. Unset: duplicates run again

@@ -53,7 +53,7 @@ def examine(
     Args:
         deployed: whose log it is.
         expected: the outcome that each published request must have.
-        postgres_dsn: where the recorder writes; None if there is no recorder.
+        postgres_dsn: where the recorder writes, as an operator; None if there is no recorder.
         timeout_s: how long the recorder may take to catch up.
     """
     report = PromiseReport(len(expected))

@@ -26,6 +26,7 @@ from fairlane.errors import FairlaneError
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.topics.families import KafkaRole
+from fairlane_server.postgres.rights import PostgresRole
 
 QUESTIONS = Path(__file__).with_name("questions.yaml")
 _ANSWER_TIMEOUT_S = 120.0
@@ -68,7 +69,8 @@ def _run(console: Console, data_dir: Path, *, as_json: bool, secured: bool) -> b
         asked_at = monotonic()
         answered = _ask_all(console, by_tenant, asks)
         seconds = monotonic() - asked_at
-        loaded = documents.ingest(stack.endpoints.postgres_dsn)
+        operator_dsn = stack.endpoints.postgres_dsn(PostgresRole.OPERATOR)
+        loaded = documents.ingest(operator_dsn)
         console.print(f"{documents.TENANT}'s handbook is loaded: {loaded.passages} passages in {loaded.seconds:.1f} s.")
         questions = documents.load_questions()
         with Client(documents.TENANT, settings=by_tenant[documents.TENANT]) as client:
@@ -77,7 +79,7 @@ def _run(console: Console, data_dir: Path, *, as_json: bool, secured: bool) -> b
         request_ids = [one.reply.request_id for one in answered]
         request_ids += [reply.request_id for one in compared for reply in (one.grounded, one.ungrounded)]
         administrator = stack.endpoints.kafka_settings(ADMIN_USER)
-        findings = check(administrator, stack.endpoints.postgres_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
+        findings = check(administrator, operator_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
         table = report.rows(answered)
         if as_json:
             print(json.dumps(report.as_json(table, compared, findings, seconds), indent=2))

@@ -89,7 +89,7 @@ def load_questions() -> list[HandbookQuestion]:
 
 
 def ingest(postgres_dsn: str, tenant: str = TENANT, folder: Path = FOLDER) -> IngestReport:
-    """Load the handbook, or another tenant's folder; existing documents stay."""
+    """Load the handbook, or another tenant's folder, as an operator; existing documents stay."""
     settings = Settings(postgres_dsn=SecretStr(postgres_dsn))
     with open_collections(settings, tenant) as collections:
         if COLLECTION not in {one.name for one in collections.list()}:

@@ -33,6 +33,7 @@ from fairlane_server.access.users import KafkaUser
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.models import load_models
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.private_files import write_private
 from fairlane_server.topics.families import KafkaRole
 
@@ -280,7 +281,7 @@ def addresses(endpoints: Endpoints) -> str:
     lines = {
         "gateway": endpoints.gateway_url,
         "kafka": endpoints.kafka_bootstrap_servers,
-        "postgres": mask(endpoints.postgres_dsn),
+        "postgres": mask(endpoints.postgres_dsn(PostgresRole.OPERATOR)),
         "redis": mask(endpoints.redis_url),
         "cache": mask(endpoints.redis_cache_url),
         "files": endpoints.files_url,
@@ -293,7 +294,7 @@ def write_env_files(data_dir: DataDir, endpoints: Endpoints) -> None:
     tenant = demo_tenant()
     try:
         found = {
-            OPERATOR_ENV: endpoints.operator_env(KafkaUser(KafkaRole.OPERATOR).name),
+            OPERATOR_ENV: endpoints.operator_env(KafkaUser(KafkaRole.OPERATOR).name) | endpoints.owner_env,
             f"{tenant}.env": endpoints.kafka_env(KafkaUser(KafkaRole.TENANT, tenant).name),
         }
     except StackError:

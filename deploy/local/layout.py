@@ -3,12 +3,14 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.credentials import read_credentials
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.private_files import write_private
 from fairlane_server.redis.credentials import read_redis_urls
 
@@ -71,21 +73,22 @@ def in_wheel(server: str, package: str, module: str, path: str) -> Path:
     return file
 
 
+POSTGRES_VARIABLE = "POSTGRES_DSN"
 POSTGRES_OWNER_VARIABLE = "POSTGRES_OWNER_DSN"
-POSTGRES_GATEWAY_VARIABLE = "POSTGRES_GATEWAY_DSN"
-"""Of an external Postgres: what the gateway gets as `POSTGRES_DSN`."""
-_OF_SERVICES = ("kafka_bootstrap_servers", "allow_open_kafka", "postgres_dsn", "files_url")
+POSTGRES_VARIABLES: Mapping[PostgresRole, str] = {role: f"POSTGRES_{role.name}_DSN" for role in PostgresRole}
+"""Of an external Postgres, where its services have roles of their own: what each gets as POSTGRES_VARIABLE."""
+_OF_SERVICES = ("kafka_bootstrap_servers", "allow_open_kafka", "files_url")
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Endpoints:
     """The addresses of the parts; empty for a part that the stack does not have. Shown with passwords masked.
 
-    The variable of each is its name in capitals.
+    The variable of each is its name in capitals, and POSTGRES_VARIABLE that of the DSN of the process's own role.
 
     Attributes:
         postgres_owner_dsn: for migrations: the role that owns the tables.
-        postgres_gateway_dsn: for the gateway, a role with fewer rights than the services'; empty: as the services.
+        postgres_dsns: by role.
         gateway_url: for its callers; no service needs it.
         files_url: of the gateway's and the jobs' files: an absolute path, or `s3://bucket/prefix`.
         kafka_ca_file: certificates that a secured Kafka's are verified against; empty: it is not secured.
@@ -96,13 +99,12 @@ class Endpoints:
     """
 
     kafka_bootstrap_servers: str = ""
-    postgres_dsn: str = ""
     postgres_owner_dsn: str = ""
     redis_url: str = ""
     gateway_url: str = ""
     files_url: str = ""
     redis_cache_url: str = ""
-    postgres_gateway_dsn: str = ""
+    postgres_dsns: Mapping[PostgresRole, str] = field(default_factory=dict)
     kafka_ca_file: str = ""
     kafka_credentials: str = ""
     allow_open_kafka: str = ""
@@ -124,10 +126,6 @@ class Endpoints:
         """The same for a client in this process."""
         return KafkaSettings.model_validate({name.lower(): value for name, value in self.kafka_env(user).items()})
 
-    def operator_env(self, user: str) -> dict[str, str]:
-        """The environment of the command line: this user of Kafka, the operator's of Redis, the owner of the tables."""
-        return {**self.migration_env, **self._variables("redis_url", "redis_cache_url"), **self.kafka_env(user)}
-
     def redis_env(self, user: str) -> dict[str, str]:
         """The environment of a process that acts as this user of Redis, with the servers that it has rights on; every
         server where Redis is not secured. Raises StackError: the user's credentials cannot be read."""
@@ -140,27 +138,36 @@ class Endpoints:
         except (OSError, ValueError) as error:
             raise StackError(f"no credentials of {user}: {error}") from None
 
+    def postgres_dsn(self, role: PostgresRole) -> str:
+        """The DSN of a role; empty if the stack has no Postgres."""
+        return self.postgres_dsns.get(role, "")
+
+    def postgres_env(self, role: PostgresRole | None) -> dict[str, str]:
+        """The environment of a process that acts as this role of Postgres; nothing for one that uses no Postgres."""
+        dsn = "" if role is None else self.postgres_dsn(role)
+        return {POSTGRES_VARIABLE: dsn} if dsn else {}
+
     @property
     def service_env(self) -> dict[str, str]:
-        """The environment of a service; neither the owner of the tables nor a user of Redis is in it."""
+        """The environment of every service; those that use Postgres or a secured Redis get more."""
         return self._variables(*_OF_SERVICES) | self.redis_env("")
 
-    @property
-    def gateway_env(self) -> dict[str, str]:
-        """The environment of the gateway."""
-        return replace(self, postgres_dsn=self.postgres_gateway_dsn or self.postgres_dsn).service_env
+    def operator_env(self, user: str) -> dict[str, str]:
+        """The environment of the command line of operators: this user of Kafka, and the operator's of the other parts."""
+        on_redis = self._variables("redis_url", "redis_cache_url")
+        return {**self.service_env, **on_redis, **self.postgres_env(PostgresRole.OPERATOR), **self.kafka_env(user)}
 
     @property
-    def migration_env(self) -> dict[str, str]:
-        """The environment of `fairlane db upgrade`: a service's, and the owner of the tables."""
-        return self._variables(*_OF_SERVICES, "postgres_owner_dsn")
+    def owner_env(self) -> dict[str, str]:
+        """The environment of what is done as the owner of the tables: `fairlane db upgrade`, `keys` and `users`."""
+        return self._variables("postgres_owner_dsn")
 
     def _variables(self, *names: str) -> dict[str, str]:
         return {name.upper(): address for name in names if (address := getattr(self, name))}
 
-    def masked(self) -> dict[str, str]:
+    def masked(self) -> dict[str, object]:
         """The addresses by name, with passwords masked, as they may be printed."""
-        return {name: mask(value) for name, value in asdict(self).items()}
+        return {name: _masked(value) for name, value in asdict(self).items()}
 
     def __repr__(self) -> str:
         """Passwords masked."""
@@ -174,10 +181,15 @@ class Endpoints:
     def load(cls, file: Path) -> "Endpoints | None":
         """Read what `save` wrote; None if there is nothing that can be read."""
         try:
-            raw: Mapping[str, str] = json.loads(file.read_text(encoding="utf-8"))
-            return cls(**raw)
+            raw: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            dsns = {PostgresRole(role): dsn for role, dsn in raw.pop("postgres_dsns", {}).items()}
+            return cls(**raw, postgres_dsns=dsns)
         except (OSError, ValueError, TypeError):
             return None
+
+
+def _masked(value: str | Mapping[str, str]) -> str | dict[str, str]:
+    return mask(value) if isinstance(value, str) else {name: mask(address) for name, address in value.items()}
 
 
 def mask(address: str) -> str:

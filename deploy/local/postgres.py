@@ -1,4 +1,4 @@
-"""Postgres with pgvector: a role that owns the tables, and roles for the services and for the gateway."""
+"""Postgres with pgvector: a role that owns the tables, and one for each service."""
 
 import json
 import os
@@ -17,6 +17,7 @@ from deploy.local.layout import StackError
 from deploy.local.postgres_server import find_binaries
 from deploy.local.run_record import processes_in
 from deploy.local.supervisor import ProcessSpec, RunAs
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.private_files import write_private
 
 NAME = "postgres"
@@ -25,9 +26,8 @@ HOST = "127.0.0.1"
 DATABASE = "fairlane"
 ADMIN_ROLE = "postgres"
 OWNER_ROLE = "fairlane_owner"
-SERVICE_ROLE = "fairlane"
-GATEWAY_ROLE = "fairlane_gateway"
-ROLES = (ADMIN_ROLE, OWNER_ROLE, SERVICE_ROLE, GATEWAY_ROLE)
+SERVICE_ROLES = tuple(role.name_in() for role in PostgresRole)
+ROLES = (ADMIN_ROLE, OWNER_ROLE, *SERVICE_ROLES)
 UNPRIVILEGED_USER = "nobody"
 MAX_SOCKET_PATH = 100
 
@@ -61,7 +61,7 @@ class Postgres:
 
     def dsn(self, role: str) -> str:
         """How `role` connects; holds its password. Raises StackError: the file with the passwords cannot be read."""
-        return f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{DATABASE}"
+        return self._dsn(role, DATABASE)
 
     def prepare(self) -> None:
         """Create the folder and the passwords, unless they are there."""
@@ -106,9 +106,7 @@ class Postgres:
 
     def _initdb(self, binaries: Path, run_as: RunAs | None) -> ProcessSpec:
         draft, password_file = self.folder / "data.new", self.folder / "admin-password"
-        write_private(password_file, self._passwords()[ADMIN_ROLE])
-        if run_as is not None:
-            os.chown(password_file, run_as.uid, run_as.gid)
+        _write_as(run_as, password_file, self._passwords()[ADMIN_ROLE])
         initdb = (
             *(str(binaries / "initdb"), "-D", str(draft), "-U", ADMIN_ROLE, f"--pwfile={password_file}"),
             *("--auth=scram-sha-256", "--encoding=UTF8", "--no-instructions"),
@@ -130,11 +128,11 @@ class Postgres:
 
     def _probe(self) -> str | None:
         """Ready when it accepts connections and has its roles; they are made here, the first time it answers."""
-        admin_dsn = f"postgresql://{ADMIN_ROLE}:{self._passwords()[ADMIN_ROLE]}@{HOST}:{self.port}"
-        if (problem := probes.tcp(HOST, self.port)) or (problem := probes.postgres(f"{admin_dsn}/postgres")):
+        admin_dsn = self._dsn(ADMIN_ROLE, "postgres")
+        if (problem := probes.tcp(HOST, self.port)) or (problem := probes.postgres(admin_dsn)):
             return problem
         try:
-            create_roles(f"{admin_dsn}/postgres", self._passwords())
+            create_roles(admin_dsn, self._passwords())
         except psycopg.Error as error:
             return str(error).strip()
         return None
@@ -143,6 +141,9 @@ class Postgres:
         """Remove a crashed server's postmaster.pid: with its pid in use again by whatever process, no server starts."""
         if not any(processes_in(self.data)):
             (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+    def _dsn(self, role: str, database: str) -> str:
+        return f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{database}"
 
     def _passwords(self) -> dict[str, str]:
         try:
@@ -153,13 +154,13 @@ class Postgres:
 
 
 def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
-    """Create the database, its owner, the other roles and the vector extension, unless they are there.
+    """Create the database, its owner, the services' roles and the vector extension, unless they are there.
 
-    The roles of the services and of the gateway are no superusers and cannot bypass row-level security. The owner may
-    create databases, each with the extension, for tests. ``admin_dsn``: of a superuser, to any database but ours.
+    No role is a superuser or can bypass row-level security. The owner may create databases, each with the extension,
+    for tests. ``admin_dsn``: of a superuser, to any database but ours.
     """
     with psycopg.connect(admin_dsn, autocommit=True, connect_timeout=5) as connection:
-        for role, rights in ((OWNER_ROLE, "CREATEDB"), (SERVICE_ROLE, "NOCREATEDB"), (GATEWAY_ROLE, "NOCREATEDB")):
+        for role, rights in ((OWNER_ROLE, "CREATEDB"), *((role, "NOCREATEDB") for role in SERVICE_ROLES)):
             known = connection.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).fetchone()
             # The hash is made here: the password itself never travels, nor does it get into the server's log.
             verifier = connection.pgconn.encrypt_password(passwords[role].encode(), role.encode(), b"scram-sha-256")
@@ -179,6 +180,13 @@ def create_roles(admin_dsn: str, passwords: Mapping[str, str]) -> None:
             connection.execute(
                 sql.SQL("CREATE DATABASE {} OWNER {}").format(sql.Identifier(DATABASE), sql.Identifier(OWNER_ROLE))
             )
+
+
+def _write_as(run_as: RunAs | None, file: Path, text: str) -> None:
+    """Write a file that the server alone can read."""
+    write_private(file, text)
+    if run_as is not None:
+        os.chown(file, run_as.uid, run_as.gid)
 
 
 def _run_as() -> RunAs | None:

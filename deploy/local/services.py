@@ -7,10 +7,18 @@ from pathlib import Path
 
 from deploy.local import probes
 from deploy.local.kafka import ADMIN_USER, part_of
-from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE, PROJECT_ROOT, Endpoints, StackError
+from deploy.local.layout import (
+    POSTGRES_OWNER_VARIABLE,
+    POSTGRES_VARIABLE,
+    POSTGRES_VARIABLES,
+    PROJECT_ROOT,
+    Endpoints,
+    StackError,
+)
 from deploy.local.supervisor import ProcessSpec
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.models import load_models
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.redis.rights import RedisRole, redis_user
 from fairlane_server.topics.families import KafkaRole, pools_of
 from fairlane_server.yaml_config import ConfigError
@@ -22,6 +30,8 @@ START_TIMEOUT_S = 180.0
 """Loading a language model on a small machine takes its time."""
 STOP_TIMEOUT_S = 30.0
 ENGINES = ("real", "simulated")
+_POSTGRES = (POSTGRES_VARIABLE, POSTGRES_OWNER_VARIABLE, *POSTGRES_VARIABLES.values())
+"""A process has what it is given, and not what the supervisor's environment has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +55,14 @@ class SetupStep:
 
     def spec(self, endpoints: Endpoints, known: Sequence[str]) -> ProcessSpec:
         """What to run; of `after` only what the stack itself runs counts, the rest is external."""
-        env = endpoints.migration_env if self.as_owner else endpoints.service_env
+        env = endpoints.owner_env if self.as_owner else endpoints.service_env
         if self.user:
             env |= endpoints.kafka_env(self.user)
         return ProcessSpec(
             name=self.name,
             argv=(sys.executable, *self.arguments),
             env={**env, "PYTHONUNBUFFERED": "1", **self.env},
-            without_env=() if self.as_owner else (POSTGRES_OWNER_VARIABLE,),
+            without_env=_POSTGRES,
             depends_on=tuple(name for name in known if part_of(name) in self.after),
             one_shot=True,
             start_timeout_s=120,
@@ -69,6 +79,7 @@ class Service:
         env: added to the addresses of the parts.
         port_variable: setting that gets the port of its own server, if it has one.
         user: user of a secured Kafka that it acts as; empty: it does not use Kafka.
+        postgres_role: role of Postgres that it acts as; None: it does not use Postgres.
         redis_user: user of a secured Redis that it acts as; empty: it does not use Redis.
     """
 
@@ -77,6 +88,7 @@ class Service:
     env: Mapping[str, str] = field(default_factory=dict)
     port_variable: str | None = None
     user: str = ""
+    postgres_role: PostgresRole | None = None
     redis_user: str = ""
 
     def spec(
@@ -89,7 +101,8 @@ class Service:
             name=self.name,
             argv=(sys.executable, *self.arguments),
             env={
-                **(endpoints.gateway_env if self.name == GATEWAY else endpoints.service_env),
+                **endpoints.service_env,
+                **endpoints.postgres_env(self.postgres_role),
                 **(endpoints.kafka_env(self.user) if self.user else {}),
                 **endpoints.redis_env(self.redis_user),
                 "METRICS_PORT": str(metrics_port),
@@ -98,7 +111,7 @@ class Service:
                 **serving,
                 **self.env,
             },
-            without_env=(POSTGRES_OWNER_VARIABLE, POSTGRES_GATEWAY_VARIABLE),
+            without_env=_POSTGRES,
             depends_on=tuple(after),
             probe=lambda: probes.http_ok(url),
             start_timeout_s=START_TIMEOUT_S,
@@ -135,19 +148,31 @@ def default_services(
                 ("-m", "stream_processors.dispatcher"),
                 override,
                 user=_user(KafkaRole.DISPATCHER),
+                postgres_role=PostgresRole.DISPATCHER,
                 redis_user=redis_user(RedisRole.DISPATCHER),
             )
             for name in (f"dispatcher-{number}" for number in range(1, dispatchers + 1))
         ),
-        Service("recorder-1", ("-m", "stream_processors.recorder"), user=_user(KafkaRole.RECORDER)),
+        Service(
+            "recorder-1",
+            ("-m", "stream_processors.recorder"),
+            user=_user(KafkaRole.RECORDER),
+            postgres_role=PostgresRole.RECORDER,
+        ),
         Service(
             GATEWAY,
             ("-m", "producers.gateway"),
             port_variable="GATEWAY_PORT",
             user=_user(KafkaRole.GATEWAY),
+            postgres_role=PostgresRole.GATEWAY,
             redis_user=redis_user(RedisRole.GATEWAY),
         ),
-        Service("backfill-1", ("-m", "producers.backfill", "run", "--all"), user=_user(KafkaRole.BACKFILL)),
+        Service(
+            "backfill-1",
+            ("-m", "producers.backfill", "run", "--all"),
+            user=_user(KafkaRole.BACKFILL),
+            postgres_role=PostgresRole.BACKFILL,
+        ),
         *(
             Service(
                 f"consumer-{pool}-{number}",

@@ -13,15 +13,16 @@ from deploy.local.kafka import ADMIN_USER, KafkaSecurity, compose_kafka, holds_d
 from deploy.local.layout import (
     DEFAULT_DATA_DIR,
     KAFKA_LIBS_DIR,
-    POSTGRES_GATEWAY_VARIABLE,
     POSTGRES_OWNER_VARIABLE,
+    POSTGRES_VARIABLE,
+    POSTGRES_VARIABLES,
     DataDir,
     Endpoints,
     StackError,
 )
 from deploy.local.logs import LineSink
 from deploy.local.ports import PortClaims
-from deploy.local.postgres import GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, Postgres
+from deploy.local.postgres import OWNER_ROLE, Postgres
 from deploy.local.redis import Redis
 from deploy.local.run_record import acquire_lock, end_leftovers
 from deploy.local.services import GATEWAY, HOST, Service, SetupStep
@@ -34,11 +35,12 @@ from fairlane_server.access.credentials import (
     prepare_passwords,
     read_credentials,
 )
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.processes.restarts import RestartPolicy
 
 VARIABLES = {
     kafka.NAME: "KAFKA_BOOTSTRAP_SERVERS",
-    postgres.NAME: "POSTGRES_DSN",
+    postgres.NAME: POSTGRES_VARIABLE,
     redis.NAME: "REDIS_URL",
     redis.CACHE_NAME: "REDIS_CACHE_URL",
 }
@@ -53,7 +55,8 @@ class LocalStack:
 
     A part whose variable (`KAFKA_BOOTSTRAP_SERVERS`, `POSTGRES_DSN`, `REDIS_URL`, `REDIS_CACHE_URL`) is set in
     `environ` is not started: the one at that address is used. `FILES_URL` likewise: otherwise files are kept in the
-    data directory.
+    data directory. `POSTGRES_DSN` is for every service but those whose role has a variable of its own, such as
+    `POSTGRES_GATEWAY_DSN`.
 
     Args:
         data_dir: everything the stack writes is below it; one stack at a time.
@@ -176,7 +179,8 @@ class LocalStack:
 
     def _compose_parts(self, ports: PortClaims) -> tuple[tuple[ProcessSpec, ...], Endpoints]:
         specs: list[ProcessSpec] = []
-        kafka_servers = postgres_dsn = postgres_owner_dsn = postgres_gateway_dsn = redis_url = redis_cache_url = ""
+        kafka_servers = postgres_owner_dsn = redis_url = redis_cache_url = ""
+        postgres_dsns: dict[PostgresRole, str] = {}
         security: KafkaSecurity | None = None
         allow_open_kafka = ""
         if kafka.NAME in self._parts and not (kafka_servers := self._external(kafka.NAME)):
@@ -188,14 +192,16 @@ class LocalStack:
             kafka_servers = ",".join(node.bootstrap_servers for node in nodes)
             allow_open_kafka = "" if self._secured else "true"
         if postgres.NAME in self._parts:
-            postgres_dsn = self._external(postgres.NAME)
-            postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or postgres_dsn
-            postgres_gateway_dsn = self._environ.get(POSTGRES_GATEWAY_VARIABLE, "")
-            if not postgres_dsn:
+            if shared_dsn := self._external(postgres.NAME):
+                postgres_owner_dsn = self._environ.get(POSTGRES_OWNER_VARIABLE) or shared_dsn
+                postgres_dsns = {
+                    role: self._environ.get(name) or shared_dsn for role, name in POSTGRES_VARIABLES.items()
+                }
+            else:
                 server = Postgres(self.data_dir.postgres, ports.take("postgres"))
                 specs += server.specs()
-                postgres_dsn, postgres_owner_dsn = server.dsn(SERVICE_ROLE), server.dsn(OWNER_ROLE)
-                postgres_gateway_dsn = server.dsn(GATEWAY_ROLE)
+                postgres_owner_dsn = server.dsn(OWNER_ROLE)
+                postgres_dsns = {role: server.dsn(role.name_in()) for role in POSTGRES_VARIABLES}
         has_own_redis = not any(self._environ.get(VARIABLES[part]) for part in (redis.NAME, redis.CACHE_NAME))
         redis_credentials = self.data_dir.credentials if self._secured and has_own_redis else None
         if redis.NAME in self._parts and not (redis_url := self._external(redis.NAME)):
@@ -209,12 +215,11 @@ class LocalStack:
             redis_cache_url = cache.url
         endpoints = Endpoints(
             kafka_servers,
-            postgres_dsn,
             postgres_owner_dsn,
             redis_url,
             files_url=self._files_url(),
             redis_cache_url=redis_cache_url,
-            postgres_gateway_dsn=postgres_gateway_dsn,
+            postgres_dsns=postgres_dsns,
             allow_open_kafka=allow_open_kafka,
             redis_credentials="" if redis_credentials is None else str(redis_credentials),
         )

@@ -11,6 +11,7 @@ from deploy.local.layout import DataDir, Endpoints, mask
 from deploy.local.run_record import ProcessRecord, RunRecord, State
 from deploy.local.services import GATEWAY
 from fairlane.kafka_config import connection
+from fairlane_server.postgres.rights import PostgresRole
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,12 +54,13 @@ def read_status(data_dir: DataDir) -> StackStatus:
     if record is None or endpoints is None or not record.supervisor.is_alive():
         return StackStatus(str(data_dir.root), running=False)
     admin = connection(endpoints.kafka_settings(kafka.ADMIN_USER)) if endpoints.kafka_ca_file else None
+    operator_dsn = endpoints.postgres_dsn(PostgresRole.OPERATOR)
     servers: dict[str, tuple[str, Callable[[], str | None]]] = {
         kafka.NAME: (
             endpoints.kafka_bootstrap_servers,
             lambda: probes.kafka(endpoints.kafka_bootstrap_servers, config=admin),
         ),
-        postgres.NAME: (mask(endpoints.postgres_dsn), lambda: probes.postgres(endpoints.postgres_dsn)),
+        postgres.NAME: (mask(operator_dsn), lambda: probes.postgres(operator_dsn)),
         redis.NAME: (mask(endpoints.redis_url), lambda: probes.redis(endpoints.redis_url)),
         redis.CACHE_NAME: (mask(endpoints.redis_cache_url), lambda: probes.redis(endpoints.redis_cache_url)),
     }

@@ -1,11 +1,13 @@
-"""Alembic's environment: one transaction for all revisions, one process at a time.
+"""Alembic's environment: one transaction for all revisions and for the rights of the roles, one process at a time.
 
-Run by ``fairlane db upgrade``, which brings the connection and the name of the services' role.
+Run by ``fairlane db upgrade``, which brings the connection and the prefix of the roles' names.
 """
 
 from alembic import context
 from alembic.util.exc import CommandError
 from sqlalchemy import text
+
+from fairlane_server.postgres.grants import apply_rights
 
 # Any number that no other program on the same database takes.
 UPGRADE_LOCK = 4_602_678_819
@@ -26,7 +28,8 @@ def run() -> None:
         # Before the first look at the version table: whoever waits here finds the other's work done.
         connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
         connection.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
-        context.run_migrations(service_role=attributes["service_role"])
+        context.run_migrations()
+        attributes["rights"] = apply_rights(connection.connection.driver_connection, attributes["role_prefix"])
     connection.commit()
 
 

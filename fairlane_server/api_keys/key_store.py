@@ -117,7 +117,7 @@ class User:
 
 
 class ApiKeys(Closing):
-    """Keys of all tenants. ``dsn`` names the owner of the tables: the services' role may not write them."""
+    """Keys of all tenants. ``dsn`` names the owner of the tables: no service may write them."""
 
     def __init__(self, dsn: str) -> None:
         self._dsn = dsn

@@ -1,4 +1,4 @@
-"""``fairlane db``: the tables of the projection."""
+"""``fairlane db``: the tables of the projection, and who may do what with them."""
 
 from dataclasses import asdict
 
@@ -12,9 +12,14 @@ app = typer.Typer(help="The tables that the recorder fills.", no_args_is_help=Tr
 
 @app.command("upgrade")
 def upgrade_command(*, as_json: AsJson = False) -> None:
-    """Bring the tables to the newest revision, as POSTGRES_OWNER_DSN (else POSTGRES_DSN). May be repeated."""
+    """Bring the tables to the newest revision and the services' roles to their rights, as POSTGRES_OWNER_DSN (else
+    POSTGRES_DSN). May be repeated."""
     done = upgrade(settings_with())
     text = f"applied {', '.join(done.applied)}" if done.applied else f"nothing to do, revision {done.after}"
+    if done.rights_changed:
+        text += f"; rights of {', '.join(done.roles)}"
+    if done.missing_roles:
+        text += f"; there is no role {', '.join(done.missing_roles)}"
     show(asdict(done), f"{done.database}: {text}", as_json=as_json)
 
 

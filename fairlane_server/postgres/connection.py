@@ -173,14 +173,8 @@ def is_value_error(error: "psycopg.Error") -> bool:
     return isinstance(error, psycopg.DataError) or (error.sqlstate or "")[:2] in _OF_VALUES
 
 
-def role_of(dsn: str) -> str | None:
-    """The role in a connection string. Raises DsnError when the string is invalid."""
-    user = _parsed(dsn).get("user")
-    return None if user is None else str(user)
-
-
 def describe(dsn: str) -> str:
-    """The connection in printable form: ``role@host:port/database``. Raises DsnError as ``role_of``."""
+    """The connection in printable form: ``role@host:port/database``. Raises DsnError."""
     given = _parsed(dsn)
     host, port = given.get("host", "localhost"), given.get("port", "5432")
     return f"{given.get('user', '')}@{host}:{port}/{given.get('dbname', '')}"

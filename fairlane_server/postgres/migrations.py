@@ -1,4 +1,4 @@
-"""Migrations of the projection's tables: upgrade to the newest revision, or report the current one.
+"""Migrations of the projection's tables and rights of the services' roles: upgrade, or report the revision.
 
 The migrations are in ``deploy/migrations``. Alembic, SQLAlchemy and psycopg come with the extra ``db``.
 """
@@ -10,45 +10,11 @@ from typing import Any
 
 from fairlane.schema_files import data_path
 from fairlane.settings import Settings
-from fairlane_server.postgres.connection import connect, describe, explain, role_of
+from fairlane_server.postgres.connection import connect, describe, explain
 from fairlane_server.store_error import ReportableError
-
-RIGHTS = {
-    "results": "SELECT",
-    "usage": "SELECT",
-    "audit_logs": "SELECT",
-    "files": "SELECT, INSERT, DELETE, UPDATE (purpose, filename, size_bytes, expires_at_ms)",
-    "batches": "SELECT, INSERT",
-    "backfill_jobs": "SELECT, INSERT, UPDATE (wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, "
-    "finalizing_at_ms)",
-}
-"""Rights of the gateway's role. It answers callers of all tenants and acts for one at a time: unlike the services' role
-it is in no policy that shows the rows of all tenants, and it cannot list keys, users or tenants."""
-
-FUNCTIONS = ("find_api_key(text, bytea)", "find_user(text, text)")
-
-
-def grant(connection: Any, role: str) -> bool:
-    """Give the role RIGHTS on the tables of the newest revision, and no others. False: there is no such role.
-
-    ``connection`` is SQLAlchemy's, of the owner of the tables; its transaction is the caller's.
-    """
-    found = connection.exec_driver_sql("SELECT 1 FROM pg_roles WHERE rolname = %s", (role,)).scalar()
-    if not found:
-        return False
-    name = connection.dialect.identifier_preparer.quote(role)
-    connection.exec_driver_sql(f"REVOKE ALL ON ALL TABLES IN SCHEMA public FROM {name}")
-    for table, rights in RIGHTS.items():
-        connection.exec_driver_sql(f"GRANT {rights} ON {table} TO {name}")
-    for function in FUNCTIONS:
-        connection.exec_driver_sql(f"GRANT EXECUTE ON FUNCTION {function} TO {name}")
-    return True
-
 
 _CONNECT_TIMEOUT_S = 10
 _APPLICATION = "fairlane-db"
-# Any number that no other program on the same database takes.
-_GRANT_LOCK = 4_602_678_820
 
 
 class DatabaseError(ReportableError):
@@ -73,21 +39,32 @@ class SchemaState:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """Result of ``upgrade``: the revision before (None without tables) and after, and the applied ones in order."""
+    """Result of ``upgrade``.
+
+    Attributes:
+        before: the revision, None without tables; ``after`` likewise.
+        applied: revisions, in order.
+        roles: those that exist and have their rights now.
+        missing_roles: the services' roles that do not exist.
+        rights_changed: number of statements that it took.
+    """
 
     database: str
     before: str | None
     after: str | None
     applied: tuple[str, ...]
+    roles: tuple[str, ...]
+    missing_roles: tuple[str, ...]
+    rights_changed: int
 
 
 def upgrade(settings: Settings) -> Upgrade:
-    """Bring the tables to the newest revision, in one transaction, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).
+    """Bring the tables to the newest revision, and the services' roles to the rights in ``rights.py``, in one
+    transaction, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).
 
-    The role of POSTGRES_DSN is granted what the services need, and POSTGRES_GATEWAY_ROLE, where there is one, what the
-    gateway needs. May be called twice and at the same time: the second waits for the first and finds nothing to do.
-    Raises DatabaseError, also for a role that policies do not bind: functions that act for one tenant run with the
-    rights of their owner.
+    Only roles that exist get rights. May be called twice and at the same time: the second waits for the first and finds
+    nothing to do. Raises DatabaseError, also for an owner or a role that policies do not bind: functions that act for
+    one tenant run with the rights of their owner.
     """
     with _alembic(settings) as (config, connection, database):
         from alembic import command
@@ -101,13 +78,14 @@ def upgrade(settings: Settings) -> Upgrade:
         applied: list[str] = []
         config.attributes["applied"] = applied
         command.upgrade(config, "head")
-        _grant_gateway(connection, settings)
+        rights = config.attributes["rights"]
         # What was applied is known inside the lock alone; another process may have been faster.
         done = tuple(dict.fromkeys(applied))
         after = _revision(connection)
         script = ScriptDirectory.from_config(config)
         before = script.get_revision(done[0]).down_revision if done else after
-        return Upgrade(database, before if isinstance(before, str) else None, after, done)
+        known = before if isinstance(before, str) else None
+        return Upgrade(database, known, after, done, rights.roles, rights.missing, rights.changes)
 
 
 def status(settings: Settings) -> SchemaState:
@@ -134,7 +112,7 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
     dsn = (settings.postgres_owner_dsn or settings.postgres_dsn).get_secret_value()
     try:
         scripts = data_path("deploy/migrations")
-        database, service_role = describe(dsn), role_of(settings.postgres_dsn.get_secret_value())
+        database = describe(dsn)
     except FileNotFoundError:
         raise DatabaseError("the migrations (deploy/migrations) are not in the wheel: run this in a checkout") from None
     except ValueError as error:
@@ -149,7 +127,7 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
     )
     try:
         with engine.connect() as connection:
-            config.attributes.update(connection=connection, service_role=service_role)
+            config.attributes.update(connection=connection, role_prefix=settings.postgres_role_prefix)
             yield config, connection, database
     except sqlalchemy.exc.DBAPIError as error:
         cause = error.orig
@@ -159,16 +137,6 @@ def _alembic(settings: Settings) -> Iterator[tuple[Any, Any, str]]:
         raise DatabaseError(f"{database}: {explain(error)}") from None
     except (CommandError, sqlalchemy.exc.SQLAlchemyError) as error:
         raise DatabaseError(f"{database}: {' '.join(str(error).split())}") from None
-
-
-def _grant_gateway(connection: Any, settings: Settings) -> None:
-    role = settings.postgres_gateway_role
-    # Deployments without a role for it run the gateway as the services' role.
-    if role != role_of(settings.postgres_dsn.get_secret_value()):
-        with connection.begin():
-            # As with revisions: one process at a time.
-            connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_GRANT_LOCK,))
-            grant(connection, role)
 
 
 def _is_above_policies(connection: Any) -> bool:

@@ -15,12 +15,15 @@ OURS = "fairlane"
 PASSWORDS = {
     "POSTGRES_ADMIN_PASSWORD": "admin1",
     "POSTGRES_OWNER_PASSWORD": "owner2",
-    "POSTGRES_SERVICE_PASSWORD": "service3",
+    "POSTGRES_DISPATCHER_PASSWORD": "dispatcher3",
+    "POSTGRES_RECORDER_PASSWORD": "recorder6",
     "POSTGRES_GATEWAY_PASSWORD": "gateway5",
-    "REDIS_DISPATCHER_PASSWORD": "dispatcher4",
-    "REDIS_GATEWAY_PASSWORD": "gateway6",
-    "REDIS_CONSUMER_PASSWORD": "consumer7",
-    "REDIS_OPERATOR_PASSWORD": "operator8",
+    "POSTGRES_BACKFILL_PASSWORD": "backfill7",
+    "POSTGRES_OPERATOR_PASSWORD": "operator8",
+    "REDIS_DISPATCHER_PASSWORD": "dispatcher9",
+    "REDIS_GATEWAY_PASSWORD": "gateway10",
+    "REDIS_CONSUMER_PASSWORD": "consumer11",
+    "REDIS_OPERATOR_PASSWORD": "operator12",
 }
 NEEDED = {**PASSWORDS, "TORCH_INDEX_URL": "https://index.test/cpu"}
 """The variables without which it does not start."""

@@ -16,12 +16,13 @@ import typer
 import yaml
 
 from deploy.local.layout import PROJECT_ROOT
-from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE
+from deploy.local.postgres import DATABASE, OWNER_ROLE
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.models import prepare
 from deploy.settings_docs import STORAGE_VARIABLES, setting_variables
 from fairlane.settings import Settings
 from fairlane_server.cli import main as fairlane_main
+from fairlane_server.postgres.rights import PostgresRole
 from inference_consumers.__main__ import run as run_consumer
 from producers.backfill.__main__ import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
@@ -32,7 +33,7 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("KAFKA_SECURITY_PROTOCOL", "KAFKA_SASL_MECHANISM", "KAFKA_SASL_USERNAME", "KAFKA_SASL_PASSWORD"),
         *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "TENANTS_FILE"),
-        "POSTGRES_GATEWAY_ROLE",  # deploy/postgres/init.sql makes the default
+        "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
     }
 )
@@ -41,7 +42,7 @@ KNOWN_TO_IMAGES = {
     "schema-registry": r"APICURIO_(STORAGE_KIND|KAFKASQL_(BOOTSTRAP_SERVERS|SNAPSHOT_SCHEDULED_ENABLED))",
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
     r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
-    "postgres": r"POSTGRES_(PASSWORD|INITDB_ARGS|OWNER_PASSWORD|SERVICE_PASSWORD|GATEWAY_PASSWORD)",
+    "postgres": r"POSTGRES_(INITDB_ARGS|((OWNER|DISPATCHER|RECORDER|GATEWAY|BACKFILL|OPERATOR)_)?PASSWORD)",
     # The program's own, and those that its command puts into its configuration.
     "redis": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY)_PASSWORD",
     "redis-cache": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY|CONSUMER)_PASSWORD",
@@ -166,11 +167,24 @@ def test_the_settings_are_accepted(service: ComposeService, monkeypatch: pytest.
         monkeypatch.delenv(name, raising=False)
     for name, value in service.environment.items():
         monkeypatch.setenv(name, value)
-    settings = Settings()
-    if "POSTGRES_DSN" in service.environment:
-        assert urlsplit(settings.postgres_dsn.get_secret_value()).username == (
-            GATEWAY_ROLE if service.name == "gateway" else SERVICE_ROLE
-        )
+    Settings()
+
+
+def test_each_service_connects_to_postgres_as_its_own_role_and_the_others_not_at_all() -> None:
+    roles = {
+        service.name: urlsplit(service.environment["POSTGRES_DSN"]).username
+        for service in OWN_CONTAINERS
+        if "POSTGRES_DSN" in service.environment
+    }
+    assert roles == {role.value: role.name_in() for role in PostgresRole}
+    embedded = {one.name.removesuffix("-1"): one.postgres_role for one in default_services() if one.postgres_role}
+    assert embedded == {role.value: role for role in PostgresRole if role is not PostgresRole.OPERATOR}
+    for service in OWN_CONTAINERS:
+        known = {name for name, word in PASSWORDS.items() if name.startswith("POSTGRES") and word in str(service.raw)}
+        own = {"setup-tables": "POSTGRES_OWNER_PASSWORD"} | {
+            name: f"POSTGRES_{name.upper()}_PASSWORD" for name in roles
+        }
+        assert known == ({own[service.name]} if service.name in own else set()), service.name
 
 
 def test_only_the_step_that_makes_tables_knows_their_owner() -> None:

@@ -13,7 +13,7 @@ from prometheus_client.metrics import MetricWrapperBase
 
 import fairlane
 from deploy.local.__main__ import app as stack_app
-from deploy.local.layout import PROJECT_ROOT
+from deploy.local.layout import POSTGRES_VARIABLES, PROJECT_ROOT
 from deploy.settings_docs import COMPOSE_VARIABLES, STORAGE_VARIABLES
 from fairlane import metrics
 from fairlane.client import RequestFields
@@ -32,6 +32,8 @@ OTHER_VARIABLES = frozenset(
     | {"SKIP_VLLM", "VLLM_PACKAGE"}
     # In the process of an engine, which reads no settings.
     | {"GPU_MEMORY_UTILIZATION", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_LEVEL"}
+    # Of an external Postgres, for the embedded stack and the tests.
+    | {*POSTGRES_VARIABLES.values()}
     # Of the load generators, which are callers like any other.
     | {"FAIRLANE_API_KEY"}
 )

@@ -26,6 +26,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.topics.families import KafkaRole
+from fairlane_server.postgres.rights import PostgresRole
 from tests.kit.doc_blocks import DocumentedCommand, commands, fenced
 from tests.kit.local_stack import running, user_environment
 from tests.kit.waiting import eventually
@@ -61,6 +62,7 @@ STATUSES: Mapping[str, frozenset[int]] = {
 }
 """Exit statuses other than 0 that are no failure."""
 
+RUNNER = "python -m producers.backfill"
 LETTERS = 45
 
 
@@ -74,6 +76,8 @@ class Session:
 
     folder: Path
     environment: dict[str, str]
+    runner_environment: dict[str, str]
+    """Of the commands of offline jobs, which connect to Postgres as another role."""
     data_dir: Path
     gateway_url: str
     request_id: str
@@ -102,7 +106,7 @@ class Session:
         with subprocess.Popen(
             ("/bin/sh", "-ec", f"{exports}exec {self.text_of(command)}"),
             cwd=self.folder,
-            env=self.environment,
+            env=self.runner_environment if RUNNER in command.text else self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -203,9 +207,10 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
         "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,50,10\n2024-01-01 00:00:01,60,12\n"
     )
     # Of Kafka's administrator: the documents show commands of operators, of services and of tenants.
-    everything = of_stack.operator_env(ADMIN_USER)
-    environment = user_environment() | everything | {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
+    environment = user_environment() | of_stack.operator_env(ADMIN_USER) | of_stack.owner_env
+    environment |= {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    runner_environment = environment | of_stack.postgres_env(PostgresRole.BACKFILL)
     acme = of_stack.kafka_settings(KafkaUser(KafkaRole.TENANT, "acme").name)
     with Client("acme", settings=acme) as client:
         handle = client.submit(
@@ -215,9 +220,10 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
             conversation_id="orders-17",
         )
         handle.result(60)
-    _wait_until_recorded(of_stack.postgres_dsn, handle.request_id)
+    _wait_until_recorded(of_stack.postgres_dsn(PostgresRole.OPERATOR), handle.request_id)
     letter = _letters(of_stack.kafka_settings(ADMIN_USER))
-    return Session(tmp_path, environment, data_dir, of_stack.gateway_url, handle.request_id, letter)
+    gateway_url = of_stack.gateway_url
+    return Session(tmp_path, environment, runner_environment, data_dir, gateway_url, handle.request_id, letter)
 
 
 def _wait_until_recorded(dsn: str, request_id: str) -> None:
@@ -271,7 +277,9 @@ def test_the_sql_of_operations_runs_as_it_stands(
     statements: str, session: Session, endpoints: tuple[Endpoints, Path]
 ) -> None:
     text = replace_id(statements, session.request_id)
-    with psycopg.connect(endpoints[0].postgres_owner_dsn, autocommit=True) as connection:
+    operator_dsn = endpoints[0].postgres_dsn(PostgresRole.OPERATOR)
+    dsn = endpoints[0].postgres_owner_dsn if "identity_events" in text else operator_dsn
+    with psycopg.connect(dsn, autocommit=True) as connection:
         rows = [connection.execute(one).rowcount for one in text.split(";") if one.strip()]
     assert sum(rows) > 0 or "identity_events" in text
 

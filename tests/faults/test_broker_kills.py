@@ -60,7 +60,7 @@ def test_nothing_is_lost_or_doubled_when_kafka_is_killed(
         traffic.wait_published(_TIMEOUT_S)
         traffic.wait_answered(_TIMEOUT_S)
         rig.wait_all_own(_TIMEOUT_S)
-        findings = examine(pipeline.deployment, traffic.expected, postgres_dsn=database.dsn, timeout_s=60)
+        findings = examine(pipeline.deployment, traffic.expected, postgres_dsn=database.operator_dsn, timeout_s=60)
         say(
             f"{findings.requests} requests, {KILLS} kills of kafka, {findings.lost} lost, {findings.twice} twice; "
             f"{rig.deaths} services ended and came back; longest gap {traffic.longest_gap_s():.1f} s"

@@ -145,7 +145,7 @@ class Trial:
         traffic.wait_published(_TIMEOUT_S)
         traffic.wait_answered(_TIMEOUT_S)
         self._rig.wait_all_own(_TIMEOUT_S)
-        findings = examine(self._rig.deployed, traffic.expected, postgres_dsn=database.dsn, timeout_s=60)
+        findings = examine(self._rig.deployed, traffic.expected, postgres_dsn=database.operator_dsn, timeout_s=60)
         self._say(
             f"{findings.requests} requests, {len(self.losses)} brokers lost, {findings.lost} requests lost, "
             f"{findings.twice} twice; {self._rig.deaths} services ended and came back; "

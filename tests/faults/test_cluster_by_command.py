@@ -25,8 +25,7 @@ def test_a_cluster_keeps_its_records_wherever_its_nodes_listen(
     database: PostgresServer, redis_url: str, unique: str, tmp_path: Path
 ) -> None:
     external = {
-        "POSTGRES_DSN": database.dsn,
-        "POSTGRES_OWNER_DSN": database.owner_dsn,
+        **database.environ,
         "REDIS_URL": redis_url,
         "REDIS_CACHE_URL": redis_url,
     }

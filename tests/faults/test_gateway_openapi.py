@@ -18,7 +18,7 @@ EXAMPLES = 100
 @pytest.fixture(scope="module")
 def probe(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probe]:
     with migrated_database(postgres, "gateway_openapi") as database:
-        deps = BatchDeps(authenticate, database.dsn, str(tmp_path_factory.mktemp("files")), lambda: 4)
+        deps = BatchDeps(authenticate, database.gateway_dsn, str(tmp_path_factory.mktemp("files")), lambda: 4)
         with probing(gateway(bench=scripted(), batches=deps)) as probe:
             yield probe
 

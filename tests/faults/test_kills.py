@@ -48,7 +48,7 @@ def test_every_request_is_answered_once_whatever_is_killed(
     ):
         outstanding = carry_out(rig, traffic, plan, load, dice, say)
         findings = examine(
-            pipeline.deployment, traffic.expected, postgres_dsn=database.dsn, timeout_s=_RECORD_TIMEOUT_S
+            pipeline.deployment, traffic.expected, postgres_dsn=database.operator_dsn, timeout_s=_RECORD_TIMEOUT_S
         )
         by_themselves = rig.ended_by_themselves
     say(f"{findings.requests} requests, {findings.lost} lost, {findings.twice} twice; {by_themselves} further exits")

@@ -29,7 +29,7 @@ Say = Callable[[str], None]
 @pytest.fixture
 def postgres_of_its_own(tmp_path: Path) -> Iterator[OwnPostgres]:
     with OwnPostgres(tmp_path / "postgres") as server:
-        upgrade(Settings(postgres_dsn=server.server.dsn, postgres_owner_dsn=server.server.owner_dsn))
+        upgrade(Settings(postgres_owner_dsn=server.server.owner_dsn))
         yield server
 
 
@@ -46,10 +46,10 @@ def test_requests_go_on_without_their_documents_and_say_so(
     outage_s: float,
 ) -> None:
     say(f"seed {seed}, Postgres {fault} for {outage_s:g} s")
-    env = {**ENV, "POSTGRES_DSN": postgres_of_its_own.server.dsn, "RETRIEVAL_BUDGET_MS": str(BUDGET_MS)}
+    env = {**ENV, "POSTGRES_DSN": postgres_of_its_own.server.dispatcher_dsn, "RETRIEVAL_BUDGET_MS": str(BUDGET_MS)}
     with Pipeline(broker, tmp_path / "pipeline", unique, tenants=("a", "b"), env=env) as pipeline:
         for tenant in pipeline.tenants:
-            fill(postgres_of_its_own.server.dsn, tenant)
+            fill(postgres_of_its_own.server.operator_dsn, tenant)
         pipeline.start(dispatchers=1, consumers=POOL.consumers)
         replies = pipeline.replies()
         probes = Probes(pipeline, "a", replies)

@@ -56,10 +56,10 @@ def test_no_request_fails_because_redis_does(
         )
         for tenant in ("a", "b")
     ]
-    env = {**ENV, "POSTGRES_DSN": migrated.dsn, "RETRIEVAL_BUDGET_MS": str(BUDGET_MS)}
+    env = {**ENV, "POSTGRES_DSN": migrated.dispatcher_dsn, "RETRIEVAL_BUDGET_MS": str(BUDGET_MS)}
     with Pipeline(broker, tmp_path / "pipeline", unique, tenants=specs, redis_url=redis.url, env=env) as pipeline:
         grounded_tenant = pipeline.tenant("b")
-        fill(migrated.dsn, grounded_tenant)
+        fill(migrated.operator_dsn, grounded_tenant)
         pipeline.start(dispatchers=1, consumers=POOL.consumers)
         replies = pipeline.replies()
         probes = Probes(pipeline, "b", replies)

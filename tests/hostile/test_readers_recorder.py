@@ -34,7 +34,7 @@ def recorder(broker: str, migrated: PostgresServer, unique: str, tmp_path: Path)
     """Not started; killed at the end."""
     shared = {
         "KAFKA_BOOTSTRAP_SERVERS": broker,
-        "POSTGRES_DSN": migrated.dsn,
+        "POSTGRES_DSN": migrated.recorder_dsn,
         "GROUP_PREFIX": unique,
         "LOG_FORMAT": "json",
     }

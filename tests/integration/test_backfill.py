@@ -186,7 +186,7 @@ def test_connections_to_postgres_that_break_hold_a_job_up_and_no_more(bench: Bac
     cut: list[int] = []
 
     def cut_all(_job: Job, _done: RowTally) -> None:
-        with connect(bench.database.dsn, "test", autocommit=True) as connection:
+        with connect(bench.database.backfill_dsn, "test", autocommit=True) as connection:
             query = (
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
                 "WHERE application_name = 'fairlane-backfill' AND datname = current_database()"
@@ -233,7 +233,7 @@ def test_the_command_line_from_submission_to_results(bench: BackfillBench, comma
 
 def test_a_tenant_sees_its_own_jobs_alone(bench: BackfillBench) -> None:
     job = bench.submit(bench.file("own.jsonl", bench.lines(1)), bench.folder / "own.out.jsonl", tenant="b")
-    other = JobStore(bench.database.dsn, bench.pipeline.tenant("a"))
+    other = JobStore(bench.database.backfill_dsn, bench.pipeline.tenant("a"))
     try:
         assert other.find(job.job_id) is None
         assert other.steer(job.job_id, Wanted.CANCEL, 1) is None

@@ -36,7 +36,7 @@ def served(broker: str, postgres: PostgresServer, tmp_path_factory: pytest.TempP
 def runner(served: Served) -> Iterator[ServiceProcess]:
     """The one of the stack, which is left as it is told to be left."""
     (service,) = [one for one in default_services() if "producers.backfill" in one.arguments]
-    process = served.pipeline.launch(replace(service, env={"POSTGRES_DSN": served.database.dsn}))
+    process = served.pipeline.launch(replace(service, env={"POSTGRES_DSN": served.database.backfill_dsn}))
     yield process.wait_ready()
     assert process.stop() == 0, process.last_words()
 
@@ -159,7 +159,7 @@ def test_a_batch_that_nobody_began_in_time(
     request.addfinalizer(runner.resume)
     file = client.files.create(file=("q.jsonl", lines(served, 4)), purpose="batch")
     batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    with connect(served.database.dsn, "test", autocommit=True) as connection, connection.transaction():
+    with connect(served.database.owner_dsn, "test", autocommit=True) as connection, connection.transaction():
         act_for(connection, ALL_TENANTS)
         connection.execute(
             "UPDATE backfill_jobs SET created_at_ms = created_at_ms - %(day_ms)s, "

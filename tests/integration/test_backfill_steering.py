@@ -52,9 +52,14 @@ class Taken:
 
 
 @pytest.fixture(scope="module")
-def dsn(postgres: PostgresServer) -> Iterator[str]:
+def tables(postgres: PostgresServer) -> Iterator[PostgresServer]:
     with migrated_database(postgres, unique_name()) as database:
-        yield database.dsn
+        yield database
+
+
+@pytest.fixture
+def dsn(tables: PostgresServer) -> str:
+    return tables.backfill_dsn
 
 
 @pytest.fixture
@@ -139,9 +144,9 @@ def test_jobs_that_have_not_ended_are_counted_with_their_rows(taken: Taken) -> N
     assert taken.store.unfinished().get(Status.RUNNING, (0, 0)) == (jobs - 1, rows - 10)
 
 
-def test_a_job_that_this_runner_cannot_read_fails_and_is_not_tried_again(taken: Taken, dsn: str) -> None:
+def test_a_job_that_this_runner_cannot_read_fails_and_is_not_tried_again(taken: Taken, tables: PostgresServer) -> None:
     job_id = queued(taken.store, unique_name(), 1)
-    with connect(dsn, "test", autocommit=True) as connection, connection.transaction():
+    with connect(tables.owner_dsn, "test", autocommit=True) as connection, connection.transaction():
         act_for(connection, ALL_TENANTS)
         connection.execute(
             "UPDATE backfill_jobs SET spec = spec || %s WHERE job_id = %s", ('{"input_format": "tape"}', job_id)
@@ -162,10 +167,10 @@ DAY_MS = 86_400_000
 
 
 @pytest.mark.parametrize("stored", [True, False])
-def test_the_window_begins_when_a_job_is_submitted(taken: Taken, dsn: str, stored: bool) -> None:
+def test_the_window_begins_when_a_job_is_submitted(taken: Taken, tables: PostgresServer, stored: bool) -> None:
     job_id = queued(taken.store, unique_name(), created_at_ms=5)
     if not stored:  # as an older version left it
-        with connect(dsn, "test", autocommit=True) as connection, connection.transaction():
+        with connect(tables.owner_dsn, "test", autocommit=True) as connection, connection.transaction():
             act_for(connection, ALL_TENANTS)
             connection.execute("UPDATE backfill_jobs SET deadline_at_ms = NULL WHERE job_id = %s", (job_id,))
     assert (found := taken.store.find(job_id)) is not None

@@ -30,21 +30,21 @@ Run = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture
 def store(migrated: PostgresServer) -> Iterator[PgVectorCollections]:
-    with PgVectorCollections(migrated.dsn) as made:
+    with PgVectorCollections(migrated.operator_dsn) as made:
         yield made
 
 
 class TestPgVectorCollections(CollectionStoreSuite):
     @pytest.fixture
     def store(self, migrated: PostgresServer) -> Iterator[CollectionStore]:
-        with PgVectorCollections(migrated.dsn) as made:
+        with PgVectorCollections(migrated.operator_dsn) as made:
             yield made
 
 
 @pytest.fixture
 def run(migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `fairlane collections` on the test's database: exit status, what it printed, what it complained about."""
-    monkeypatch.setenv("POSTGRES_DSN", migrated.dsn)
+    monkeypatch.setenv("POSTGRES_DSN", migrated.operator_dsn)
     monkeypatch.setattr(embedders, "embedder_for", lambda _settings: LetterEmbedder())
 
     def run_command(*arguments: str | Path) -> tuple[int, str, str]:
@@ -59,7 +59,7 @@ def run(migrated: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def passages(migrated: PostgresServer, tenant: str) -> list[tuple[str, int, str, str]]:
     """Source, ordinal, heading and text of what is stored of a tenant."""
-    with psycopg.connect(migrated.dsn, connect_timeout=5) as connection:
+    with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as connection:
         act_for(connection, tenant)
         return connection.execute(
             "SELECT source, ordinal, heading, text FROM passages ORDER BY source, ordinal"
@@ -137,7 +137,10 @@ def test_ingest_that_is_interrupted_goes_on_where_it_was(
     collections.create("handbook")
     command = [sys.executable, "-c", PROGRAM, "collections", "ingest", "handbook", str(tmp_path), "--tenant", "acme"]
     with subprocess.Popen(
-        command, env={**os.environ, "POSTGRES_DSN": migrated.dsn}, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        env={**os.environ, "POSTGRES_DSN": migrated.operator_dsn},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     ) as process:
         # The first batch is stored, and the others are not.
         eventually(lambda: collections.get("handbook").documents, 60, "the first batch")

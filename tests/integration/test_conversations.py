@@ -90,7 +90,7 @@ class Recorded:
 
 @pytest.fixture
 def recorded(migrated: PostgresServer) -> Iterator[Recorded]:
-    made = Recorded(migrated.dsn)
+    made = Recorded(migrated.recorder_dsn)
     yield made
     made.close()
 
@@ -99,7 +99,7 @@ def reading(migrated: PostgresServer, use: Callable[[PgTurnStore], Awaitable[T]]
     """What comes of this use of a pool of so many connections."""
 
     async def run() -> T:
-        pool = DeadlinePool(migrated.dsn, "test-turns", connections)
+        pool = DeadlinePool(migrated.dispatcher_dsn, "test-turns", connections)
         await pool.open()
         try:
             return await use(PgTurnStore(pool))
@@ -144,7 +144,7 @@ def test_turns_stand_in_the_order_of_their_requests_whatever_the_clocks_of_consu
     assert answers(read(migrated, "acme", "talk")) == in_order
     size = read(migrated, "acme", "talk").turns[-1].tokens
     assert answers(read(migrated, "acme", "talk", most=3 * size)) == in_order[1:]
-    with Conversations(migrated.dsn, "acme") as conversations:
+    with Conversations(migrated.operator_dsn, "acme") as conversations:
         assert [turn.answer for turn in conversations.turns("talk")] == in_order
         assert [turn.answer for turn in conversations.turns("talk", most=2)] == in_order[2:]
     # How long they are kept is counted from their answers.
@@ -217,7 +217,7 @@ def test_nothing_but_the_key_is_looked_at_for_a_turn_that_is_not_there(
         recorded.turns("acme", "talk" if number == 7 else f"talk-{number}", range(100))
     with psycopg.connect(migrated.owner_dsn, autocommit=True, connect_timeout=5) as owner:
         owner.execute("VACUUM ANALYZE conversation_turns")
-    with acting_for(migrated.dsn, "acme") as connection, psycopg.ClientCursor(connection) as cursor:
+    with acting_for(migrated.dispatcher_dsn, "acme") as connection, psycopg.ClientCursor(connection) as cursor:
         for number, is_read in ((199, False), (99, True)):
             wanted = ("acme", "talk", MOST_TURNS + 1, ENOUGH, "acme", "talk", f"talk-{number}")
             cursor.execute(b"EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF) " + NEWEST_WITH, wanted)
@@ -238,17 +238,18 @@ def test_a_tenant_reads_its_own_turns_only(migrated: PostgresServer, recorded: R
         read(migrated, ALL_TENANTS, "talk")
     # Also with no filter at all, and as the owner.
     everything = b"SELECT answer FROM conversation_turns ORDER BY 1"
-    for dsn in (migrated.dsn, migrated.owner_dsn):
+    for dsn in (migrated.dispatcher_dsn, migrated.operator_dsn, migrated.owner_dsn):
         for acting, seen in (("acme", ["of acme 1"]), ("globex", ["of globex 1"]), (None, []), ("initech", [])):
             with acting_for(dsn, acting) as connection:
                 assert [text for (text,) in connection.execute(everything)] == seen
-    with acting_for(migrated.dsn, "acme") as connection:
+    with acting_for(migrated.operator_dsn, "acme") as connection:
         assert connection.execute(b"DELETE FROM conversation_turns WHERE tenant = 'globex'").rowcount == 0
-        with pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security"):
-            connection.execute(
-                b"INSERT INTO conversation_turns VALUES ('globex', 'talk', 'x', 's', 0, 0, 1, 1, '[]', 'planted', 1)"
-            )
-    with acting_for(migrated.dsn, "acme") as connection:
+    refused = pytest.raises(psycopg.errors.InsufficientPrivilege, match="row-level security")
+    with acting_for(migrated.recorder_dsn, "acme") as connection, refused:
+        connection.execute(
+            b"INSERT INTO conversation_turns VALUES ('globex', 'talk', 'x', 's', 0, 0, 1, 1, '[]', 'planted', 1)"
+        )
+    with acting_for(migrated.dispatcher_dsn, "acme") as connection:
         noisy = b"CREATE FUNCTION pg_temp.tell(text) RETURNS boolean COST 0.0001 LANGUAGE plpgsql"
         connection.execute(noisy + b" AS 'BEGIN RAISE NOTICE ''%'', $1; RETURN true; END'")
         told: list[str] = []
@@ -286,7 +287,8 @@ def test_policies_do_not_keep_the_indexes_from_being_used(
         "old": "DELETE FROM conversation_turns WHERE ctid = ANY (ARRAY(SELECT ctid FROM conversation_turns "
         "WHERE replied_at_ms < 3000 ORDER BY replied_at_ms LIMIT 10))",
     }[statement]
-    with acting_for(migrated.dsn, "acme" if statement == "newest" else ALL_TENANTS) as connection:
+    reads, removes = (migrated.dispatcher_dsn, "acme"), (migrated.owner_dsn, ALL_TENANTS)
+    with acting_for(*(reads if statement == "newest" else removes)) as connection:
         plan = "\n".join(line for (line,) in connection.execute(f"EXPLAIN {query}".encode()))
     assert index in plan, plan
     assert "Seq Scan" not in plan, plan
@@ -365,7 +367,7 @@ def test_conversations_are_listed_shown_and_deleted_for_one_tenant(
     recorded.turns("acme", "orders", [1, 2])
     recorded.turns("acme", "talk", [3])
     recorded.turns("globex", "orders", [1])
-    with Conversations(migrated.dsn, "acme") as conversations:
+    with Conversations(migrated.operator_dsn, "acme") as conversations:
         assert [(one.conversation_id, one.turns, one.last_at_ms) for one in conversations.list()] == [
             ("talk", 1, 3_000),
             ("orders", 2, 2_000),
@@ -377,7 +379,7 @@ def test_conversations_are_listed_shown_and_deleted_for_one_tenant(
                 call("orders")
     assert answers(read(migrated, "globex", "orders")) == ["answer 1"]
     with pytest.raises(ValueError, match="no tenant"):
-        Conversations(migrated.dsn, ALL_TENANTS)
+        Conversations(migrated.operator_dsn, ALL_TENANTS)
 
 
 def test_the_command_line(migrated: PostgresServer, recorded: Recorded) -> None:
@@ -386,7 +388,7 @@ def test_the_command_line(migrated: PostgresServer, recorded: Recorded) -> None:
     def run(*arguments: str, tenant: str = "acme") -> "subprocess.CompletedProcess[str]":
         return subprocess.run(
             (sys.executable, "-m", "fairlane_server.cli", "conversations", *arguments, "--tenant", tenant),
-            env={"POSTGRES_DSN": migrated.dsn},
+            env={"POSTGRES_DSN": migrated.operator_dsn},
             capture_output=True,
             text=True,
             timeout=60,

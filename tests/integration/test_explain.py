@@ -37,7 +37,7 @@ Recorded = Callable[..., None]
 @pytest.fixture
 def run(database: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs `fairlane explain` against the test's database: exit status, what it printed, what it complained about."""
-    monkeypatch.setenv("POSTGRES_DSN", database.dsn)
+    monkeypatch.setenv("POSTGRES_DSN", database.operator_dsn)
 
     def run_command(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:
@@ -52,8 +52,8 @@ def run(database: PostgresServer, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 @pytest.fixture
 def record(database: PostgresServer) -> Iterator[Recorded]:
     """Stores records as the recorder would."""
-    upgrade(Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn))
-    store = RecorderStore(database.dsn)
+    upgrade(Settings(postgres_owner_dsn=database.owner_dsn))
+    store = RecorderStore(database.recorder_dsn)
     offsets = iter(range(1_000))
 
     def write(*records: tuple[str, object, int]) -> None:

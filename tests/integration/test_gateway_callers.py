@@ -143,7 +143,7 @@ def test_a_key_that_is_revoked_is_refused_soon(served: Served, gateway: ServiceP
         assert client.get("/v1/models").status_code == 200
         subprocess.run(
             (sys.executable, "-m", "fairlane_server.cli", "keys", "revoke", key_id),
-            env=os.environ | {"POSTGRES_DSN": served.database.dsn, "POSTGRES_OWNER_DSN": served.database.owner_dsn},
+            env=os.environ | {"POSTGRES_OWNER_DSN": served.database.owner_dsn},
             capture_output=True,
             timeout=PATIENCE_S,
             check=True,

@@ -38,7 +38,7 @@ NAME = "q.jsonl"
 class Bench:
     """The routes at a time that the test sets."""
 
-    dsn: str
+    database: PostgresServer
     folder: Path
     now_ms: int = 1_760_000_000_000
     limits: FileLimits = field(default_factory=lambda: FileLimits(most_files=3, most_bytes=100, ttl_s=30 * DAY_S))
@@ -48,9 +48,16 @@ class Bench:
             return Identity(request.headers["authorization"].removeprefix("Bearer "), "key", Role.TENANT)
 
         self.deps = BatchDeps(
-            authenticate, self.dsn, str(self.folder), lambda: 4, clock_ms=lambda: self.now_ms, limits=self.limits
+            authenticate,
+            self.database.gateway_dsn,
+            str(self.folder),
+            lambda: 4,
+            clock_ms=lambda: self.now_ms,
+            limits=self.limits,
         )
-        self.file_sweep = FileSweep(self.dsn, str(self.folder), self.limits.ttl_s, lambda: self.now_ms)
+        self.file_sweep = FileSweep(
+            self.database.backfill_dsn, str(self.folder), self.limits.ttl_s, lambda: self.now_ms
+        )
 
     def app(self) -> FastAPI:
         app = FastAPI()
@@ -74,19 +81,19 @@ class Bench:
         return {path.name for path in self.folder.rglob("*") if path.is_file()}
 
     def end_jobs(self, status: Status) -> None:
-        with connect(self.dsn, "test") as connection:
+        with connect(self.database.owner_dsn, "test") as connection:
             act_for(connection, ALL_TENANTS)
             connection.execute("UPDATE backfill_jobs SET status = %s, ended_at_ms = %s", (status.value, self.now_ms))
 
     def made(self, batch_id: str) -> StoredBatch:
         """What is known of a batch."""
-        with closing(BatchStore(self.dsn, "acme")) as store:
+        with closing(BatchStore(self.database.gateway_dsn, "acme")) as store:
             made = store.batch(batch_id)
         assert made is not None
         return made
 
     def resume(self, batch_id: str) -> None:
-        with closing(JobStore(self.dsn)) as jobs:
+        with closing(JobStore(self.database.backfill_dsn)) as jobs:
             assert jobs.steer(self.made(batch_id).job.job_id, Wanted.RUN, self.now_ms) is not None
 
 
@@ -102,7 +109,7 @@ def bench(tables: PostgresServer, tmp_path: Path) -> Bench:
     with connect(tables.owner_dsn, "test") as connection:
         act_for(connection, ALL_TENANTS)
         connection.execute("TRUNCATE batches, backfill_chunks, backfill_jobs, files")
-    return Bench(tables.dsn, tmp_path)
+    return Bench(tables, tmp_path)
 
 
 def upload(client: OpenAI, content: bytes = b"{}") -> str:
@@ -135,7 +142,7 @@ def test_a_tenant_keeps_so_many_files_and_so_many_bytes(bench: Bench) -> None:
 
 def test_uploads_at_the_same_time_do_not_exceed_the_quota(bench: Bench) -> None:
     def reserve(number: int) -> bool:
-        store = BatchStore(bench.dsn, "acme")
+        store = BatchStore(bench.database.gateway_dsn, "acme")
         try:
             file = StoredFile(f"file-{number:024x}", "acme", "batch", NAME, 1, bench.now_ms, bench.now_ms + 1)
             store.reserve_file(file, bench.now_ms + 1, 3, 100)
@@ -229,7 +236,7 @@ def test_what_is_used_again_after_the_sweep_saw_it_is_kept(bench: Bench, monkeyp
     bench.end_jobs(Status.FAILED)
     bench.pass_days(0)
     coming = StoredFile("file-" + "0" * 24, "acme", "batch", NAME, 9, bench.now_ms, bench.now_ms + 10**12)
-    with closing(BatchStore(bench.dsn, "acme")) as store:
+    with closing(BatchStore(bench.database.gateway_dsn, "acme")) as store:
         store.reserve_file(coming, bench.now_ms + 1, 3, 100)
     seen = BatchStore.expired_files
 
@@ -238,7 +245,7 @@ def test_what_is_used_again_after_the_sweep_saw_it_is_kept(bench: Bench, monkeyp
         if page:
             assert {one.file_id for one in page} == {file, coming.file_id, made.output_file_id, made.error_file_id}
             bench.resume(batch_id)
-            with closing(BatchStore(bench.dsn, "acme")) as store:
+            with closing(BatchStore(bench.database.gateway_dsn, "acme")) as store:
                 assert store.settle_upload(coming)
         return page
 
@@ -375,7 +382,7 @@ def test_a_batch_that_was_cancelled_before_is_told_as_it_is(bench: Bench) -> Non
 
 
 def test_an_upload_that_is_never_written_gives_its_place_back(bench: Bench) -> None:
-    store = BatchStore(bench.dsn, "acme")
+    store = BatchStore(bench.database.gateway_dsn, "acme")
     coming = StoredFile("file-" + "0" * 24, "acme", "batch", NAME, 99, bench.now_ms, bench.now_ms + 10**9)
     store.reserve_file(coming, bench.now_ms + 3_600_000, 3, 100)
     with bench.client() as client:
@@ -433,7 +440,7 @@ def test_a_download_too_many_is_refused_before_it_begins(bench: Bench) -> None:
 def test_files_from_before_there_was_an_end_get_one(bench: Bench) -> None:
     with bench.client() as client:
         file = upload(client)
-        with connect(bench.dsn, "test") as connection:
+        with connect(bench.database.owner_dsn, "test") as connection:
             act_for(connection, ALL_TENANTS)
             connection.execute("UPDATE files SET expires_at_ms = NULL")
         assert bench.pass_days(100) == 0

@@ -17,7 +17,7 @@ EXAMPLES = 8
 def probe(postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Probe]:
     with migrated_database(postgres, "gateway_files_openapi") as database:
         folder = tmp_path_factory.mktemp("files")
-        deps = BatchDeps(authenticate, database.dsn, str(folder), lambda: 4)
+        deps = BatchDeps(authenticate, database.gateway_dsn, str(folder), lambda: 4)
         with probing(gateway(batches=deps)) as probe:
             yield probe
 

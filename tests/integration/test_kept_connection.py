@@ -22,13 +22,13 @@ def other(database: PostgresServer) -> Iterator[psycopg.Connection]:
     with connect(database.owner_dsn, "test", autocommit=True) as owner:
         owner.execute("CREATE TABLE notes (note integer PRIMARY KEY)")
         owner.execute("GRANT ALL ON notes TO PUBLIC")
-    with connect(database.dsn, "test", autocommit=True) as connection:
+    with connect(database.dispatcher_dsn, "test", autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
 def kept(database: PostgresServer) -> Iterator[ReconnectingConnection]:
-    with closing(ReconnectingConnection(database.dsn, NAME, PATIENT_S)) as made:
+    with closing(ReconnectingConnection(database.dispatcher_dsn, NAME, PATIENT_S)) as made:
         yield made
 
 
@@ -99,7 +99,7 @@ def test_one_that_dies_in_a_block_that_fails_is_replaced(
 
 
 def test_a_server_that_hangs_is_waited_for_no_longer_than_the_time(database: PostgresServer) -> None:
-    hasty = ReconnectingConnection(make_conninfo(database.dsn, connect_timeout=2), NAME, 0.5)
+    hasty = ReconnectingConnection(make_conninfo(database.dispatcher_dsn, connect_timeout=2), NAME, 0.5)
 
     def is_back() -> bool:
         with suppress(psycopg.Error):
@@ -173,7 +173,7 @@ def test_every_connection_is_prepared(database: PostgresServer, other: psycopg.C
 
     limits = {"statement_timeout": 12, "lock_timeout": 0.5}
     with closing(
-        ReconnectingConnection(database.dsn, NAME, PATIENT_S, server_timeouts_s=limits, prepare=prepare)
+        ReconnectingConnection(database.dispatcher_dsn, NAME, PATIENT_S, server_timeouts_s=limits, prepare=prepare)
     ) as kept:
         with pytest.raises(psycopg.errors.UndefinedTable):
             backend(kept)

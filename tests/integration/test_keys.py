@@ -102,7 +102,7 @@ class InPostgres:
 
     def ask(self, use: Callable[[IdentityStore], Awaitable[T]]) -> T:
         async def run() -> T:
-            pool = DeadlinePool(self._server.dsn, "test-keys", 2)
+            pool = DeadlinePool(self._server.gateway_dsn, "test-keys", 2)
             await pool.open()
             try:
                 return await use(IdentityStore(pool))
@@ -239,9 +239,9 @@ FORBIDDEN = (
 )
 
 
-def test_the_services_role_may_ask_for_one_key_and_nothing_else(kept: InPostgres, tables: PostgresServer) -> None:
+def test_the_gateways_role_may_ask_for_one_key_and_nothing_else(kept: InPostgres, tables: PostgresServer) -> None:
     kept.create("acme")
-    with connect(tables.dsn, "test") as connection:
+    with connect(tables.gateway_dsn, "test") as connection:
         for statement in FORBIDDEN:
             for acting_for in (ALL_TENANTS, "acme", None):
                 if acting_for is not None:
@@ -255,7 +255,7 @@ def test_the_function_gives_one_row_and_leaves_nobody_with_more_rights(
     kept: InPostgres, tables: PostgresServer
 ) -> None:
     first, _ = kept.create("acme"), kept.create("globex")
-    with connect(tables.dsn, "test") as connection:
+    with connect(tables.gateway_dsn, "test") as connection:
         act_for(connection, "globex")
         for wanted, count in ((first.key_id, 1), ("%", 0), ("' OR true; --", 0), ("", 0)):
             query = "SELECT tenant FROM find_api_key(%s, %s)"
@@ -421,7 +421,7 @@ def test_what_is_wrong_is_said_without_a_secret(
     ):
         with pytest.raises(ApiKeysError, match=said):
             kept.keys.create(tenant, name, user=user)
-    with ApiKeys(tables.dsn) as as_service, pytest.raises(ApiKeysError, match="POSTGRES_OWNER_DSN"):
+    with ApiKeys(tables.operator_dsn) as as_service, pytest.raises(ApiKeysError, match="POSTGRES_OWNER_DSN"):
         as_service.create("acme", "n")
     with ApiKeys("postgresql://owner:hush@127.0.0.1:1/none") as nowhere, pytest.raises(ApiKeysError) as caught:
         nowhere.list()
@@ -434,7 +434,7 @@ def test_a_gateway_goes_on_with_the_keys_it_knows_while_postgres_hangs(
     known, unknown = kept.create("acme"), kept.create("acme")
 
     async def run() -> None:
-        pool = DeadlinePool(tables.dsn, "test-keys", 2)
+        pool = DeadlinePool(tables.gateway_dsn, "test-keys", 2)
         await pool.open()
         later_ms = 0
 
@@ -498,7 +498,6 @@ class Commands:
 
 @pytest.fixture
 def commands(tables: PostgresServer, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Commands:
-    monkeypatch.setenv("POSTGRES_DSN", tables.dsn)
     monkeypatch.setenv("POSTGRES_OWNER_DSN", tables.owner_dsn)
     # It is for a whole process.
     monkeypatch.setattr(logs, "configure", lambda *_: None)
@@ -544,7 +543,7 @@ def test_mistakes_on_the_command_line_are_one_line(
 ) -> None:
     code, out, err = commands.outcome("keys", "revoke", "0" * 16)
     assert (code, out, err) == (1, "", "error: there is no key with this id\n")
-    monkeypatch.setenv("POSTGRES_OWNER_DSN", tables.dsn)
+    monkeypatch.setenv("POSTGRES_OWNER_DSN", tables.operator_dsn)
     code, out, err = commands.outcome("keys", "list")
     assert (code, out) == (1, "")
     assert "POSTGRES_OWNER_DSN" in err
@@ -554,7 +553,7 @@ def test_mistakes_on_the_command_line_are_one_line(
 def test_a_new_key_stands_alone_on_stdout_and_the_audit_on_stderr(tables: PostgresServer) -> None:
     done = subprocess.run(
         (sys.executable, "-m", "fairlane_server.cli", "keys", "create", "--tenant", "acme", "--name", "ci"),
-        env={"POSTGRES_DSN": tables.dsn, "POSTGRES_OWNER_DSN": tables.owner_dsn},
+        env={"POSTGRES_OWNER_DSN": tables.owner_dsn},
         capture_output=True,
         text=True,
         timeout=60,

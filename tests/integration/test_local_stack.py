@@ -22,6 +22,7 @@ from deploy.local.run_record import ProcessId, RunRecord, processes_in
 from deploy.local.services import Service, SetupStep
 from deploy.local.stack import LocalStack
 from deploy.local.status import read_status
+from fairlane_server.postgres.rights import PostgresRole
 from tests.kit.up_command import running
 from tests.kit.waiting import eventually
 
@@ -114,15 +115,21 @@ def test_a_topic_is_never_made_by_accident(stack: LocalStack, unique: str) -> No
     assert raised.value.args[0].code() in {KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION}
 
 
-def test_postgres_gives_the_services_a_role_that_cannot_bypass_row_security(stack: LocalStack) -> None:
-    with psycopg.connect(stack.endpoints.postgres_dsn) as connection:
+@pytest.mark.parametrize("role", PostgresRole)
+def test_postgres_gives_each_service_a_role_that_cannot_bypass_row_security(
+    stack: LocalStack, role: PostgresRole
+) -> None:
+    with psycopg.connect(stack.endpoints.postgres_dsn(role)) as connection:
         rights = connection.execute(
             "SELECT rolname, rolsuper, rolbypassrls, rolcreatedb, rolcreaterole "
             "FROM pg_roles WHERE rolname = current_user"
         ).fetchone()
-        assert rights == ("fairlane", False, False, False, False)
+        assert rights == (f"fairlane_{role}", False, False, False, False)
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             connection.execute("CREATE TABLE mine (a int)")
+
+
+def test_postgres_has_an_owner_of_the_tables(stack: LocalStack) -> None:
     with psycopg.connect(stack.endpoints.postgres_owner_dsn) as connection:
         assert connection.execute("SELECT current_user").fetchone() == ("fairlane_owner",)
         assert connection.execute(
@@ -135,7 +142,7 @@ def test_postgres_gives_the_services_a_role_that_cannot_bypass_row_security(stac
 
 
 def test_postgres_lets_nobody_in_without_the_password(stack: LocalStack) -> None:
-    dsn = psycopg.conninfo.make_conninfo(stack.endpoints.postgres_dsn, password="wrong")
+    dsn = psycopg.conninfo.make_conninfo(stack.endpoints.postgres_dsn(PostgresRole.GATEWAY), password="wrong")
     assert "password authentication failed" in (probes.postgres(dsn) or "")
     with psycopg.connect(stack.endpoints.postgres_owner_dsn) as connection:
         assert connection.execute("SHOW listen_addresses").fetchone() == ("127.0.0.1",)
@@ -203,11 +210,14 @@ def test_the_status_tells_who_is_well(stack: LocalStack) -> None:
     }
     assert parts["kafka"]["address"] == stack.endpoints.kafka_bootstrap_servers
     assert parts["step"]["state"] == "done"
-    password = psycopg.conninfo.conninfo_to_dict(stack.endpoints.postgres_dsn)["password"]
-    assert str(password) not in answer.stdout
+    passwords = {
+        str(psycopg.conninfo.conninfo_to_dict(dsn)["password"]) for dsn in stack.endpoints.postgres_dsns.values()
+    }
+    assert len(passwords) == len(PostgresRole)
+    assert not [password for password in passwords if password in answer.stdout]
     for_people = subprocess.run(command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=60, check=False)
     assert "service-1" in for_people.stdout
-    assert str(password) not in for_people.stdout
+    assert not [password for password in passwords if password in for_people.stdout]
 
 
 def test_the_status_names_what_does_not_answer(stack: LocalStack) -> None:
@@ -234,14 +244,17 @@ def test_a_second_stack_in_the_same_folder_is_not_started_and_the_first_is_shown
 def test_external_parts_are_used_and_not_started(stack: LocalStack, tmp_path: Path) -> None:
     environ = {
         "KAFKA_BOOTSTRAP_SERVERS": stack.endpoints.kafka_bootstrap_servers,
-        "POSTGRES_DSN": stack.endpoints.postgres_dsn,
         "REDIS_URL": stack.endpoints.redis_url,
         "REDIS_CACHE_URL": stack.endpoints.redis_cache_url,
     }
+    shared_dsn, gateway_dsn = map(stack.endpoints.postgres_dsn, (PostgresRole.OPERATOR, PostgresRole.GATEWAY))
+    of_postgres = {"POSTGRES_DSN": shared_dsn, "POSTGRES_GATEWAY_DSN": gateway_dsn}
     step = SetupStep("step", ("-c", "import os; print(os.environ['REDIS_URL'])"), after=("kafka", "redis"))
-    with LocalStack(data_dir=tmp_path, setup=(step,), environ=environ) as other:
+    with LocalStack(data_dir=tmp_path, setup=(step,), environ=environ | of_postgres) as other:
         assert [view.name for view in other.supervisor.processes()] == ["step"]
         assert other.endpoints.service_env == environ | {"FILES_URL": str(tmp_path / "files")}
+        dsns = {role: gateway_dsn if role is PostgresRole.GATEWAY else shared_dsn for role in PostgresRole}
+        assert (other.endpoints.postgres_dsns, other.endpoints.postgres_owner_dsn) == (dsns, shared_dsn)
         assert (tmp_path / "logs" / "step.log").read_text().strip() == stack.endpoints.redis_url
         external = {part.name for part in read_status(other.data_dir).parts if part.state == "external"}
         assert external == {"kafka", "postgres", "redis", "redis-cache"}
@@ -271,7 +284,7 @@ def test_an_external_part_that_does_not_answer_is_named_by_its_variable(
 @pytest.fixture
 def all_but_redis(stack: LocalStack) -> dict[str, str]:
     """The environment in which only Redis is started."""
-    return {name: value for name, value in stack.endpoints.service_env.items() if name != "REDIS_URL"}
+    return {name: value for name, value in stack.endpoints.operator_env("").items() if name != "REDIS_URL"}
 
 
 def redis_pid(data_dir: Path) -> ProcessId | None:

@@ -75,7 +75,7 @@ def test_a_late_nearest_is_a_timeout(store: PgVectorCollections, migrated: Postg
 
     async def use(search: PgVectorSearch) -> None:
         await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
-        with connect(migrated.dsn, "test") as other:
+        with connect(migrated.dispatcher_dsn, "test") as other:
             # As the index is being made, but for reads too.
             other.execute("SELECT set_config('fairlane.tenant', 'acme', true)")
             with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner:
@@ -122,7 +122,7 @@ def test_a_connection_that_broke_while_idle_is_replaced_within_the_search(
 
     async def use(search: PgVectorSearch) -> None:
         await asyncio.gather(*(search.search(handbook, VECTORS[0], None, 3, PATIENT_S) for _ in range(8)))
-        with connect(migrated.dsn, "test") as other:
+        with connect(migrated.dispatcher_dsn, "test") as other:
             other.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s AND datname = %s",
                 (pgvector_search.APPLICATION_NAME, other.info.dbname),
@@ -171,8 +171,8 @@ def test_searches_go_on_while_an_index_is_built_and_a_deletion_waits(
         loop = asyncio.get_running_loop()
         with (
             ThreadPoolExecutor(2) as threads,
-            PgVectorCollections(migrated.dsn) as builder,
-            PgVectorCollections(migrated.dsn) as deleter,
+            PgVectorCollections(migrated.operator_dsn) as builder,
+            PgVectorCollections(migrated.operator_dsn) as deleter,
             psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner,
         ):
             # Whoever reads the parent keeps a deletion waiting, and that one would keep everybody else.
@@ -186,7 +186,7 @@ def test_searches_go_on_while_an_index_is_built_and_a_deletion_waits(
             assert await build
             assert during > 2
             assert not deletion.done()
-            fresh = PgVectorSearch(migrated.dsn, 1)
+            fresh = PgVectorSearch(migrated.dispatcher_dsn, 1)
             await fresh.open()
             assert len((await fresh.search(large, vector, "passage", 3, PATIENT_S)).nearest) == 3
             await fresh.close()
@@ -203,7 +203,7 @@ def test_closing_ends_what_hangs(
     handbook = store.get("acme", "handbook")
 
     async def use() -> float:
-        search = PgVectorSearch(migrated.dsn, 1)
+        search = PgVectorSearch(migrated.dispatcher_dsn, 1)
         await search.open()
         await search.search(handbook, VECTORS[0], None, 3, PATIENT_S)
         with paused(migrated):
@@ -245,5 +245,5 @@ async def answered_again(search: PgVectorSearch, collection: Collection) -> None
 def backends(database: PostgresServer) -> list[int]:
     """The server processes of the pool."""
     query = "SELECT pid FROM pg_stat_activity WHERE application_name = %s AND datname = current_database() ORDER BY 1"
-    with connect(database.dsn, "test") as connection:
+    with connect(database.dispatcher_dsn, "test") as connection:
         return [pid for (pid,) in connection.execute(query, (pgvector_search.APPLICATION_NAME,))]

@@ -23,7 +23,7 @@ from tests.kit.waiting import eventually
 @pytest.fixture
 def store(migrated: PostgresServer) -> Iterator[PgVectorCollections]:
     """A store without a collection."""
-    with PgVectorCollections(migrated.dsn) as found:
+    with PgVectorCollections(migrated.operator_dsn) as found:
         yield found
 
 
@@ -126,7 +126,7 @@ def test_ingests_at_the_same_time_lose_nothing(migrated: PostgresServer, store: 
     start = threading.Barrier(4)
 
     def ingest(number: int) -> None:
-        with PgVectorCollections(migrated.dsn) as own:
+        with PgVectorCollections(migrated.operator_dsn) as own:
             start.wait(20)
             for round_ in range(5):
                 both = replace(numbered(10, seed=round_), source="same.md")
@@ -136,7 +136,7 @@ def test_ingests_at_the_same_time_lose_nothing(migrated: PostgresServer, store: 
         list(pool.map(ingest, range(4)))
     found = store.get("acme", "a")
     assert (found.documents, found.passages) == (21, 70)
-    with connect(migrated.dsn, "test") as connection:
+    with connect(migrated.owner_dsn, "test") as connection:
         act_for(connection, "acme")
         assert connection.execute("SELECT count(*) FROM passages").fetchone() == (70,)
 
@@ -149,7 +149,7 @@ def test_an_index_is_built_once_there_is_enough(
     store.put("acme", "a", [numbered(99)])
     assert not store.build_index("acme", "a")
     store.put("acme", "a", [numbered(2_000)])
-    with PgVectorCollections(migrated.dsn) as other, ThreadPoolExecutor(2) as pool:
+    with PgVectorCollections(migrated.operator_dsn) as other, ThreadPoolExecutor(2) as pool:
         assert sorted(pool.map(lambda one: one.build_index("acme", "a"), (store, other))) == [False, True]
     with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as owner:
         indexed = owner.execute("SELECT indexname FROM pg_indexes WHERE indexdef LIKE '%hnsw%'").fetchall()
@@ -160,7 +160,7 @@ def test_two_stores_that_create_the_same_collection_make_one(migrated: PostgresS
     start = threading.Barrier(3)
 
     def create(_: int) -> str:
-        with PgVectorCollections(migrated.dsn) as own:
+        with PgVectorCollections(migrated.operator_dsn) as own:
             start.wait(20)
             try:
                 return own.create("acme", "a", "e", DIMENSIONS).name
@@ -173,9 +173,9 @@ def test_two_stores_that_create_the_same_collection_make_one(migrated: PostgresS
 
 
 def test_a_server_that_hangs_costs_no_more_than_its_time_and_is_used_again(migrated: PostgresServer) -> None:
-    with PgVectorCollections(migrated.dsn) as patient:
+    with PgVectorCollections(migrated.operator_dsn) as patient:
         patient.create("acme", "a", "e", DIMENSIONS)
-    with PgVectorCollections(migrated.dsn, call_timeout_s=0.5) as store:
+    with PgVectorCollections(migrated.operator_dsn, call_timeout_s=0.5) as store:
         eventually(lambda: can_get(store), what="a connection")
         with paused(migrated), pytest.raises(StoreError):
             store.get("acme", "a")
@@ -191,7 +191,10 @@ def test_what_is_wrong_with_the_server_is_one_line_without_a_secret() -> None:
 
 
 def test_without_tables_it_says_so(database: PostgresServer) -> None:
-    with PgVectorCollections(database.dsn) as store, pytest.raises(StoreError, match="does not exist") as caught:
+    with (
+        PgVectorCollections(database.operator_dsn) as store,
+        pytest.raises(StoreError, match="does not exist") as caught,
+    ):
         store.get("acme", "a")
     assert not isinstance(caught.value, CollectionNotFoundError)
 

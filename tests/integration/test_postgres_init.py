@@ -15,10 +15,9 @@ from deploy.local.ports import PortClaims
 from deploy.local.postgres import (
     ADMIN_ROLE,
     DATABASE,
-    GATEWAY_ROLE,
     NAME,
     OWNER_ROLE,
-    SERVICE_ROLE,
+    SERVICE_ROLES,
     Postgres,
 )
 from deploy.local.supervisor import Supervisor
@@ -26,7 +25,8 @@ from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import DatabaseError, upgrade
 
 SCRIPT = PROJECT_ROOT / "deploy" / "postgres" / "init.sql"
-PASSWORDS = {OWNER_ROLE: "owner-password", SERVICE_ROLE: "service-password", GATEWAY_ROLE: "gateway-password"}
+PASSWORDS = {role: f"{role}-password" for role in (OWNER_ROLE, *SERVICE_ROLES)}
+VARIABLES = {f"POSTGRES_{role.removeprefix('fairlane_').upper()}_PASSWORD": word for role, word in PASSWORDS.items()}
 
 
 @pytest.fixture
@@ -71,21 +71,16 @@ def run_script(postgres: Postgres, **environment: str) -> "subprocess.CompletedP
 def test_a_role_that_bypasses_row_level_security_makes_no_tables(server: Postgres) -> None:
     dsn = admin(server)
     with pytest.raises(DatabaseError, match="bypasses row-level security") as caught:
-        upgrade(Settings(postgres_dsn=dsn, postgres_owner_dsn=dsn))
+        upgrade(Settings(postgres_owner_dsn=dsn))
     assert "\n" not in str(caught.value)
     with psycopg.connect(dsn, connect_timeout=5) as connection:
         assert connection.execute("SELECT to_regclass('alembic_version')").fetchone() == (None,)
 
 
 def test_the_roles_and_the_database_are_those_of_the_embedded_stack(server: Postgres, tmp_path: Path) -> None:
-    done = run_script(
-        server,
-        POSTGRES_OWNER_PASSWORD=PASSWORDS[OWNER_ROLE],
-        POSTGRES_SERVICE_PASSWORD=PASSWORDS[SERVICE_ROLE],
-        POSTGRES_GATEWAY_PASSWORD=PASSWORDS[GATEWAY_ROLE],
-    )
+    done = run_script(server, **VARIABLES)
     assert done.returncode == 0, done.stderr
-    with psycopg.connect(dsn(server, SERVICE_ROLE), connect_timeout=5) as connection:
+    with psycopg.connect(dsn(server, SERVICE_ROLES[0]), connect_timeout=5) as connection:
         rows = connection.execute(
             "SELECT rolname, rolsuper, rolbypassrls, rolcreaterole, rolcreatedb, rolcanlogin FROM pg_roles"
             " WHERE rolname = ANY(%s)",
@@ -93,8 +88,7 @@ def test_the_roles_and_the_database_are_those_of_the_embedded_stack(server: Post
         ).fetchall()
         assert set(rows) == {
             (OWNER_ROLE, False, False, False, True, True),
-            (SERVICE_ROLE, False, False, False, False, True),
-            (GATEWAY_ROLE, False, False, False, False, True),
+            *((role, False, False, False, False, True) for role in SERVICE_ROLES),
         }
         owner = connection.execute(
             "SELECT pg_get_userbyid(datdba) FROM pg_database WHERE datname = current_database()"

@@ -99,7 +99,7 @@ def start_recorder(
         service = Service(name, ("-m", "stream_processors.recorder"), env)
         shared = {
             "KAFKA_BOOTSTRAP_SERVERS": broker,
-            "POSTGRES_DSN": dsn or migrated.dsn,
+            "POSTGRES_DSN": dsn or migrated.recorder_dsn,
             "GROUP_PREFIX": unique,
             "LOG_FORMAT": "json",
             # Records of these tests are from whenever is easy to read.
@@ -332,7 +332,7 @@ def test_a_recorder_that_was_stopped_and_wakes_up_writes_nothing_twice(
 
 def test_only_one_of_two_writes_from_the_same_offset_gets_through(migrated: PostgresServer, tables: Tables) -> None:
     partition = Partition("replies.fenced", 0)
-    first, second = RecorderStore(migrated.dsn), RecorderStore(migrated.dsn)
+    first, second = RecorderStore(migrated.recorder_dsn), RecorderStore(migrated.recorder_dsn)
     first.start_at({partition: Stored(5, "this")})
     second.start_at({partition: Stored(0)})
     assert second.next_offsets([partition]) == {partition: Stored(5, "this")}
@@ -353,7 +353,7 @@ def test_a_write_that_takes_too_long_is_told_from_a_connection_that_is_lost(
 ) -> None:
     partition = Partition("replies.slow", 0)
     with psycopg.connect(migrated.owner_dsn, connect_timeout=5) as holder:
-        slow = RecorderStore(migrated.dsn, call_timeout_s=0.5)
+        slow = RecorderStore(migrated.recorder_dsn, call_timeout_s=0.5)
         slow.start_at({partition: Stored(0)})
         # Held by somebody else: a write waits.
         holder.execute(b"SELECT 1 FROM source_offsets FOR UPDATE")
@@ -362,7 +362,7 @@ def test_a_write_that_takes_too_long_is_told_from_a_connection_that_is_lost(
         holder.rollback()
     slow.write(Projection(), {partition: Move(0, 1)})
     slow.close()
-    with proxied(migrated) as (proxy, dsn):
+    with proxied(migrated.recorder_dsn) as (proxy, dsn):
         store = RecorderStore(dsn)
         assert store.next_offsets([partition]) == {partition: Stored(1)}
         proxy.cut()
@@ -396,7 +396,7 @@ def test_large_turns_are_recorded_in_little_memory(
 def test_an_outage_of_the_database_loses_nothing(
     migrated: PostgresServer, tenant: str, writer: LogWriter, tables: Tables, start_recorder: StartRecorder
 ) -> None:
-    with proxied(migrated) as (proxy, dsn):
+    with proxied(migrated.recorder_dsn) as (proxy, dsn):
         recorder = start_recorder(dsn=dsn, **SMALL_BATCH).wait_ready()
         writer.replies(tenant, range(300))
         wait_for_more_than(tables, tenant, 20)

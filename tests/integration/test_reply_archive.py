@@ -32,12 +32,10 @@ class Kit:
     def __init__(self, broker: str, migrated: PostgresServer, tenant: str) -> None:
         self.tenant, self.broker = tenant, broker
         self.topic = replies_topic(tenant)
-        self.settings = Settings(
-            kafka_bootstrap_servers=broker, postgres_dsn=migrated.dsn, postgres_owner_dsn=migrated.owner_dsn
-        )
+        self.settings = Settings(kafka_bootstrap_servers=broker, postgres_dsn=migrated.dispatcher_dsn)
         self.archive = KafkaReplyArchive(self.settings, default_codec())
         self.writer = LogWriter(broker, tenant)
-        self.store = RecorderStore(migrated.dsn)
+        self.store = RecorderStore(migrated.recorder_dsn)
 
     def record(self, reply: InferenceReply) -> int:
         """Write it and project it. Returns its offset."""

@@ -53,7 +53,7 @@ class Recorded:
 
     def __init__(self, server: PostgresServer) -> None:
         self.server = server
-        self._store = RecorderStore(server.dsn)
+        self._store = RecorderStore(server.recorder_dsn)
         self._offset = 0
 
     def record(self, *replies: RecordedReply) -> None:
@@ -64,7 +64,7 @@ class Recorded:
 
     def ask(self, use: Callable[[RequestStore], Awaitable[Any]]) -> Any:
         async def within() -> Any:
-            store = RequestStore(self.server.dsn)
+            store = RequestStore(self.server.gateway_dsn)
             await store.open()
             try:
                 return await use(store)
@@ -149,11 +149,11 @@ def running(server: PostgresServer, redis_url: str, test: Callable[[Results, Res
 
     async def within() -> None:
         redis = Redis.from_url(redis_url)
-        settings = Settings(postgres_dsn=server.dsn)
+        settings = Settings(postgres_dsn=server.gateway_dsn)
         results, other = (
             Results(
                 RedisCache(redis, settings.result_cache_ttl_s, PATIENCE_S, most_entry_bytes=MOST_ENTRY_BYTES),
-                RequestStore(server.dsn),
+                RequestStore(server.gateway_dsn),
                 kept_s=settings.results_ttl_s,
             )
             for _ in range(2)

@@ -36,14 +36,14 @@ def tables(migrated: PostgresServer) -> Tables:
 
 @pytest.fixture
 def old_rows(migrated: PostgresServer) -> Iterator[OldRows]:
-    made = OldRows(migrated.dsn)
+    made = OldRows(migrated.recorder_dsn)
     yield made
     made.close()
 
 
 def record(migrated: PostgresServer, ages_h: list[float], tenant: str = "acme") -> None:
     """A reply, what it cost and two decisions, for each age in hours; numbers are offsets."""
-    store, codec, now = RecorderStore(migrated.dsn), default_codec(), now_ms()
+    store, codec, now = RecorderStore(migrated.recorder_dsn), default_codec(), now_ms()
     partitions = [Partition(topic, 0) for topic in (f"replies.{tenant}", LEDGER_USAGE, LEDGER_AUDIT)]
     store.start_at(dict.fromkeys(partitions, Stored(0)))
     first = {partition: place.next_offset for partition, place in store.next_offsets(partitions).items()}
@@ -94,7 +94,7 @@ def test_by_default_results_go_after_a_day_and_the_rest_after_ninety(migrated: P
     record(migrated, [1, 25, 24 * 89, 24 * 91])
     failures: list[BaseException] = []
     before = metric("fairlane_rows_removed_total", "results")
-    removal = Removal(OldRows(migrated.dsn), rules_of(Settings()), failures.append)
+    removal = Removal(OldRows(migrated.recorder_dsn), rules_of(Settings()), failures.append)
     removal.start()
     eventually(lambda: ids(tables, "results") == ["acme-0"] and len(ids(tables, "audit_logs")) == 3)
     eventually(lambda: ids(tables, "usage") == ["acme-0", "acme-1", "acme-2"])
@@ -110,7 +110,7 @@ def test_the_lag_is_shown_while_nothing_can_be_removed(migrated: PostgresServer,
     with psycopg.connect(migrated.owner_dsn) as owner:
         # Somebody holds the table: nothing is removed, and the recorder's own connection is not concerned.
         owner.execute("LOCK TABLE results IN SHARE MODE")
-        removal = Removal(OldRows(migrated.dsn, call_timeout_s=1.0), (RESULT_RULE,), lambda _: None)
+        removal = Removal(OldRows(migrated.recorder_dsn, call_timeout_s=1.0), (RESULT_RULE,), lambda _: None)
         removal.start()
         eventually(lambda: removal._schedule.next_due()[2] < 1_000, what="a removal that was too late")
         eventually(lambda: metric("fairlane_retention_lag_seconds", "results") > 0, what="the lag")
@@ -126,7 +126,7 @@ def test_rows_that_others_hold_are_left_for_the_next_time(
     migrated: PostgresServer, tables: Tables, old_rows: OldRows
 ) -> None:
     record(migrated, [30, 30, 30])
-    with psycopg.connect(migrated.dsn) as other:
+    with psycopg.connect(migrated.owner_dsn) as other:
         act_for(other, ALL_TENANTS)
         other.execute("UPDATE results SET replays_seen = 1 WHERE request_id = 'acme-1'")
         removed, oldest_ms = old_rows.remove(RESULT_RULE, RESULT_RULE.before_ms(now_ms()), 10)
@@ -139,7 +139,7 @@ def test_rows_that_others_hold_are_left_for_the_next_time(
 def test_what_is_old_is_found_by_an_index(migrated: PostgresServer, tables: Tables, rule: Rule) -> None:
     age = rule.column if rule.name == "conversation_turns" else f"{rule.column} + 0"
     query = f"EXPLAIN SELECT ctid FROM {rule.name} WHERE {age} < 5 ORDER BY {age} LIMIT 100"  # noqa: S608 - our own
-    with psycopg.connect(migrated.dsn) as connection:
+    with psycopg.connect(migrated.owner_dsn) as connection:
         act_for(connection, ALL_TENANTS)
         # The tables are empty, where a scan would do.
         connection.execute("SET enable_seqscan = off")
@@ -156,14 +156,14 @@ def test_nobody_removes_what_is_young_however_it_asks(
     (rule,) = (rule for rule in rules_of(Settings()) if rule.name == table)
     assert old_rows.remove(rule, now_ms() + HOUR_MS, 10) == (3 - left, None)
     assert len(ids(tables, table)) == left
-    with psycopg.connect(migrated.dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
+    with psycopg.connect(migrated.recorder_dsn) as connection, pytest.raises(psycopg.errors.InvalidParameterValue):
         connection.execute("SELECT remove_old_rows('tenants', 0, 10)")
 
 
 def test_removing_goes_on_beside_the_writing(migrated: PostgresServer, tables: Tables) -> None:
     record(migrated, [30] * 5_000)
     finished: list[str] = []
-    removal = Removal(OldRows(migrated.dsn), (RESULT_RULE,), lambda _: None)
+    removal = Removal(OldRows(migrated.recorder_dsn), (RESULT_RULE,), lambda _: None)
 
     def write() -> None:
         for number in range(20):

@@ -86,15 +86,15 @@ def kit(
     broker: str, redis_url: str, database: PostgresServer, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Kit]:
     embedder = StaticEmbedder(DEFAULT_MODELS_DIR / "all-minilm-l6-v2-static")
-    store = PgVectorCollections(database.dsn)
-    with proxied(database) as (proxy, dsn):
+    store = PgVectorCollections(database.operator_dsn)
+    with proxied(database.dispatcher_dsn) as (proxy, dsn):
         env = {"POSTGRES_DSN": dsn, **ROOMY}
         folder = tmp_path_factory.mktemp("retrieval")
         with Pipeline(broker, folder, unique_name(), redis_url=redis_url, env=env) as pipeline:
             made = Kit(pipeline, store, embedder, proxy, pipeline.replies())
             store.create(pipeline.tenant("a"), NAME, embedder.name, embedder.dimensions)
             made.fill(TEXTS)
-            pipeline.recorder(postgres_dsn=database.dsn)
+            pipeline.recorder(postgres_dsn=database.recorder_dsn)
             pipeline.start()
             yield made
             for process in pipeline.processes.values():

@@ -16,6 +16,7 @@ from deploy.local.ports import PortClaims
 from deploy.local.services import Service
 from fairlane.records import TenantSpec
 from fairlane.settings import KafkaSettings
+from fairlane_server.postgres.rights import PostgresRole
 from tests.kit.deployment import default_model, write_models, write_tenants
 from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import unique_name
@@ -29,11 +30,11 @@ pytestmark = [pytest.mark.full, pytest.mark.broker]
 TENANT = "acme"
 REQUESTS = 20
 TIMEOUT_S = 120
-SERVICES = {
-    "dispatcher-1": ("-m", "stream_processors.dispatcher"),
-    "consumer-1": ("-m", "inference_consumers", "--pool", "words", "--engine", "simulated"),
-    "recorder-1": ("-m", "stream_processors.recorder"),
-}
+SERVICES = (
+    Service("dispatcher-1", ("-m", "stream_processors.dispatcher"), postgres_role=PostgresRole.DISPATCHER),
+    Service("consumer-1", ("-m", "inference_consumers", "--pool", "words", "--engine", "simulated")),
+    Service("recorder-1", ("-m", "stream_processors.recorder"), postgres_role=PostgresRole.RECORDER),
+)
 ASK = f"""
 import json
 from fairlane import Client
@@ -59,16 +60,21 @@ class PrefixedPipeline:
         write_tenants(folder / "tenants.yaml", [TenantSpec(TENANT)])
         self.env = {
             "KAFKA_BOOTSTRAP_SERVERS": broker,
-            "POSTGRES_DSN": database.dsn,
+            "POSTGRES_DSN": database.operator_dsn,
             "TOPIC_PREFIX": prefix,
             "GROUP_PREFIX": "fairlane",
             "MODELS_FILE": str(folder / "models.yaml"),
             "TENANTS_FILE": str(folder / "tenants.yaml"),
         }
         self.services = [
-            ServiceProcess(Service(name, arguments), self.env, ports.take(f"{prefix}{name}"), folder / f"{name}.log")
-            for name, arguments in SERVICES.items()
+            ServiceProcess(one, self._env_of(one), ports.take(f"{prefix}{one.name}"), folder / f"{one.name}.log")
+            for one in SERVICES
         ]
+
+    def _env_of(self, service: Service) -> dict[str, str]:
+        if service.postgres_role is None:
+            return {name: value for name, value in self.env.items() if name != "POSTGRES_DSN"}
+        return self.env | {"POSTGRES_DSN": self.database.dsn(service.postgres_role)}
 
     def command(self, *arguments: str) -> str:
         """The output of the command line."""

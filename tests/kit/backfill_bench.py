@@ -72,12 +72,12 @@ class BackfillBench:
 
     def process(self, *arguments: str, name: str = "backfill-1") -> ServiceProcess:
         """``python -m producers.backfill`` as a process that can be killed."""
-        env = {"POSTGRES_DSN": self.database.dsn}
+        env = {"POSTGRES_DSN": self.database.backfill_dsn}
         return self.pipeline.launch(Service(name, ("-m", "producers.backfill", *arguments), env))
 
     def command(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
         """Runs a command in this process: its exit status, and what it wrote to stdout and to stderr."""
-        for name, value in {**self.pipeline.env, "POSTGRES_DSN": self.database.dsn}.items():
+        for name, value in {**self.pipeline.env, "POSTGRES_DSN": self.database.backfill_dsn}.items():
             monkeypatch.setenv(name, value)
         # What a command does for the whole process is not for this one.
         monkeypatch.setattr(StopSignal, "install", lambda _self: None)
@@ -98,13 +98,12 @@ def backfill_bench(pipeline: Pipeline, postgres: PostgresServer, folder: Path) -
     """A bench on a pipeline that runs."""
     with migrated_database(postgres, pipeline.unique) as database:
         settings = Settings(
-            postgres_dsn=database.dsn,
-            postgres_owner_dsn=database.owner_dsn,
+            postgres_dsn=database.backfill_dsn,
             kafka_bootstrap_servers=pipeline.settings.kafka_bootstrap_servers,
             group_prefix=pipeline.group_prefix,
             instance_id="backfill-test",
         )
-        store = JobStore(database.dsn)
+        store = JobStore(database.backfill_dsn)
         try:
             yield BackfillBench(pipeline, database, settings, store, folder)
         finally:

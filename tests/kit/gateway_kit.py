@@ -160,7 +160,7 @@ def serving(
         served = Served(pipeline, database, issued)
         gateway = served.gateway(env=gateway_env)
         if recorder:
-            pipeline.recorder(postgres_dsn=database.dsn)
+            pipeline.recorder(postgres_dsn=database.recorder_dsn)
         pipeline.start()
         gateway.wait_ready()
         yield served

@@ -30,7 +30,7 @@ _TOPICS = ("vault", "canteen", "workshop", "lighthouse", "ferry", "archive", "gr
 
 
 def fill(dsn: str, tenant: str) -> None:
-    """Store a passage about each topic."""
+    """Store a passage about each topic, as an operator."""
     texts = [f"The {topic} is opened by the duty engineer at seven." for topic in _TOPICS]
     embedder = StaticEmbedder(DEFAULT_MODELS_DIR / "all-minilm-l6-v2-static")
     vectors = embedder.embed(texts)

@@ -15,6 +15,4 @@ class OwnPostgres(OwnPart):
     @property
     def server(self) -> PostgresServer:
         """How it is reached."""
-        return PostgresServer(
-            self.endpoints.postgres_dsn, self.endpoints.postgres_owner_dsn, self.endpoints.postgres_gateway_dsn
-        )
+        return PostgresServer.of(self.endpoints)

@@ -56,7 +56,7 @@ def numbered(count: int, dimensions: int = DIMENSIONS, seed: int = 0) -> NewDocu
 @contextmanager
 def stored_handbook(tables: PostgresServer) -> Iterator[PgVectorCollections]:
     """A store in which acme has a handbook."""
-    with PgVectorCollections(tables.dsn) as made:
+    with PgVectorCollections(tables.operator_dsn) as made:
         made.create("acme", "handbook", "e", DIMENSIONS)
         made.put("acme", "handbook", [document("rules/night.md", TEXTS, VECTORS, heading="Rules")])
         yield made
@@ -64,7 +64,7 @@ def stored_handbook(tables: PostgresServer) -> Iterator[PgVectorCollections]:
 
 def number_of(database: PostgresServer, tenant: str) -> int:
     """The number of a tenant's only collection."""
-    with connect(database.dsn, "test") as connection:
+    with connect(database.owner_dsn, "test") as connection:
         act_for(connection, ALL_TENANTS)
         row = connection.execute("SELECT collection_id FROM collections WHERE tenant = %s", (tenant,)).fetchone()
     assert row is not None
@@ -75,7 +75,7 @@ def searching(database: PostgresServer, use: Callable[[PgVectorSearch], Awaitabl
     """What comes of this use of a pool of so many connections."""
 
     async def run() -> T:
-        async with PgVectorSearch(database.dsn, connections) as search:
+        async with PgVectorSearch(database.dispatcher_dsn, connections) as search:
             return await use(search)
 
     return asyncio.run(run())

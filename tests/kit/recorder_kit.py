@@ -113,10 +113,10 @@ class LogWriter:
 
 
 class Tables:
-    """The projection as a trusted service sees it."""
+    """The projection as the owner of the tables sees it: no service reads all of it."""
 
     def __init__(self, server: PostgresServer) -> None:
-        self._dsn = server.dsn
+        self._dsn = server.owner_dsn
 
     def rows(self, query: str, *parameters: object, tenant: str = ALL_TENANTS) -> list[tuple[Any, ...]]:
         """The rows of a query, for a tenant."""
@@ -211,13 +211,13 @@ def _pump(source: socket.socket, sink: socket.socket, pair: _Pair) -> None:
 
 
 @contextmanager
-def proxied(server: PostgresServer) -> Iterator[tuple[Proxy, str]]:
-    """A proxy in front of the database, and the services' connection string through it."""
+def proxied(dsn: str) -> Iterator[tuple[Proxy, str]]:
+    """A proxy in front of a database, and the connection string through it."""
     from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-    given = conninfo_to_dict(server.dsn)
+    given = conninfo_to_dict(dsn)
     proxy = Proxy(str(given["host"]), int(given["port"] or 5432))
     try:
-        yield proxy, make_conninfo(server.dsn, host="127.0.0.1", port=proxy.port)
+        yield proxy, make_conninfo(dsn, host="127.0.0.1", port=proxy.port)
     finally:
         proxy.close()

@@ -13,6 +13,7 @@ from benchmarks.faults.plan import Cast
 from benchmarks.faults.rig import Rig as AnyRig
 from deploy.local.services import Service, SetupStep
 from deploy.local.stack import LocalStack
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.processes.restarts import RestartPolicy
 from tests.kit.pipeline import Pipeline
 from tests.kit.redis_users import RedisUsers, check_no_refusal
@@ -41,12 +42,13 @@ class Rig(AnyRig):
         env: Mapping[str, str],
     ) -> None:
         self.pipeline = pipeline
+        self._redis_users = RedisUsers(redis_url, f"{pipeline.unique}-rig")
 
-        def service(name: str, *arguments: str) -> Service:
-            made = Service(name, arguments)
+        def service(name: str, arguments: tuple[str, ...], role: PostgresRole | None = None) -> Service:
+            made = Service(name, arguments, postgres_role=role)
             return replace(made, env={**pipeline.env, **pipeline.env_of(made), **self._redis_users.env_of(name), **env})
 
-        self._redis_users = RedisUsers(redis_url, f"{pipeline.unique}-rig")
+        dispatch, record = ("-m", "stream_processors.dispatcher"), ("-m", "stream_processors.recorder")
         consume = ("-m", "inference_consumers", "--pool", pipeline.pool, "--engine", "simulated")
         stack = LocalStack(
             data_dir=folder,
@@ -54,14 +56,13 @@ class Rig(AnyRig):
             parts=("kafka", "postgres"),
             setup=(SetupStep("setup-tables", ("-m", "fairlane_server.cli", "db", "upgrade"), after=(), as_owner=True),),
             services=(
-                *(service(name, "-m", "stream_processors.dispatcher") for name in DISPATCHERS),
-                *(service(name, *consume) for name in CONSUMERS),
-                service(RECORDER, "-m", "stream_processors.recorder"),
+                *(service(name, dispatch, PostgresRole.DISPATCHER) for name in DISPATCHERS),
+                *(service(name, consume) for name in CONSUMERS),
+                service(RECORDER, record, PostgresRole.RECORDER),
             ),
             environ={
                 "KAFKA_BOOTSTRAP_SERVERS": pipeline.settings.kafka_bootstrap_servers,
-                "POSTGRES_DSN": database.dsn,
-                "POSTGRES_OWNER_DSN": database.owner_dsn,
+                **database.environ,
             },
             policy=RESTARTS,
         )

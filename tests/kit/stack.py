@@ -8,21 +8,22 @@ import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, Self
 from urllib.parse import urlsplit, urlunsplit
 
 import psycopg
 from psycopg import sql
 
 from deploy.local.kafka import BROKER_SETTINGS, log_dir
-from deploy.local.layout import POSTGRES_GATEWAY_VARIABLE, POSTGRES_OWNER_VARIABLE
+from deploy.local.layout import POSTGRES_OWNER_VARIABLE, POSTGRES_VARIABLE, POSTGRES_VARIABLES, Endpoints
 from deploy.local.ports import PortClaims
-from deploy.local.postgres import DATABASE, GATEWAY_ROLE, OWNER_ROLE, SERVICE_ROLE, create_roles
+from deploy.local.postgres import DATABASE, OWNER_ROLE, SERVICE_ROLES, create_roles
 from deploy.local.stack import LocalStack
 from fairlane.settings import Settings
 from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.postgres.rights import PostgresRole
 from tests.kit.secured_kafka import CheckingKafka, checking_kafka
 
 CHOICE_VARIABLE = "FAIRLANE_TEST_STACK"
@@ -38,30 +39,48 @@ class StackChoiceError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PostgresServer:
-    """Three ways into one database.
+    """The ways into one database, by role.
 
     Attributes:
-        dsn: the role of the services: no superuser, cannot bypass row-level security.
         owner_dsn: the role that owns the tables; it may create databases.
-        gateway_dsn: the role of the gateway; that of the services where there is no other.
         template: name of the database that `migrated_database` copies; empty if there is none.
     """
 
-    dsn: str
     owner_dsn: str
-    gateway_dsn: str = ""
+    dispatcher_dsn: str
+    recorder_dsn: str
+    gateway_dsn: str
+    backfill_dsn: str
+    operator_dsn: str
     template: str = ""
 
-    def __post_init__(self) -> None:
-        if not self.gateway_dsn:
-            object.__setattr__(self, "gateway_dsn", self.dsn)
+    @classmethod
+    def of(cls, endpoints: Endpoints) -> Self:
+        """The Postgres of a stack."""
+        dsns = {f"{role}_dsn": dsn for role, dsn in endpoints.postgres_dsns.items()}
+        return cls(owner_dsn=endpoints.postgres_owner_dsn, **dsns)
+
+    def dsn(self, role: PostgresRole) -> str:
+        """The way in of a service."""
+        return str(getattr(self, f"{role}_dsn"))
+
+    @property
+    def environ(self) -> Mapping[str, str]:
+        """The variables by which a stack takes it for its external Postgres."""
+        own = {variable: self.dsn(role) for role, variable in POSTGRES_VARIABLES.items()}
+        return {POSTGRES_VARIABLE: self.operator_dsn, POSTGRES_OWNER_VARIABLE: self.owner_dsn, **own}
+
+    def database(self, name: str) -> Self:
+        """Another database of the same server, without a template."""
+        dsns = [field.name for field in fields(self) if field.name.endswith("_dsn")]
+        return replace(self, template="", **{dsn: _with_database(getattr(self, dsn), name) for dsn in dsns})
 
 
 @contextmanager
 def with_template(server: PostgresServer) -> Iterator[PostgresServer]:
     """The server with a migrated database as its template: a copy costs a fifth of the migrations."""
     with migrated_database(server, f"template_{secrets.token_hex(6)}") as made:
-        yield replace(server, template=urlsplit(made.dsn).path.removeprefix("/"))
+        yield replace(server, template=urlsplit(made.owner_dsn).path.removeprefix("/"))
 
 
 @contextmanager
@@ -69,7 +88,7 @@ def migrated_database(server: PostgresServer, unique: str) -> Iterator[PostgresS
     """A database with the tables, dropped at the end: a copy of the server's template if there is one."""
     with empty_database(server, unique, server.template or "template1") as made:
         if not server.template:
-            upgrade(Settings(postgres_dsn=made.dsn, postgres_owner_dsn=made.owner_dsn))
+            upgrade(Settings(postgres_owner_dsn=made.owner_dsn))
         yield made
 
 
@@ -78,8 +97,8 @@ def empty_database(server: PostgresServer, unique: str, template: str = "templat
     """An empty database with the vector extension, or a copy of another template, dropped at the end."""
     name = f"test_{unique.replace('-', '_')}"
     _as_owner(server, sql.SQL("CREATE DATABASE {} TEMPLATE {}").format(sql.Identifier(name), sql.Identifier(template)))
-    yield PostgresServer(*(_with_database(dsn, name) for dsn in (server.dsn, server.owner_dsn, server.gateway_dsn)))
-    # Not WITH (FORCE): the owner may not end sessions of the services' role. Postgres waits 5 s for their end.
+    yield server.database(name)
+    # Not WITH (FORCE): the owner may not end sessions of the services' roles. Postgres waits 5 s for their end.
     _as_owner(server, sql.SQL("DROP DATABASE {}").format(sql.Identifier(name)))
 
 
@@ -148,8 +167,7 @@ class EmbeddedStack:
 
     def postgres(self) -> PostgresServer:
         """The database server."""
-        endpoints = self._part("postgres").endpoints
-        return PostgresServer(endpoints.postgres_dsn, endpoints.postgres_owner_dsn, endpoints.postgres_gateway_dsn)
+        return PostgresServer.of(self._part("postgres").endpoints)
 
     def redis(self) -> str:
         """The URL."""
@@ -184,11 +202,9 @@ class ExternalStack:
 
     def postgres(self) -> PostgresServer:
         """The database server."""
-        return PostgresServer(
-            self._get("POSTGRES_DSN"),
-            self._get(POSTGRES_OWNER_VARIABLE),
-            self._environ.get(POSTGRES_GATEWAY_VARIABLE, ""),
-        )
+        shared_dsn = self._get(POSTGRES_VARIABLE)
+        dsns = {role: self._environ.get(variable) or shared_dsn for role, variable in POSTGRES_VARIABLES.items()}
+        return PostgresServer.of(Endpoints(postgres_owner_dsn=self._get(POSTGRES_OWNER_VARIABLE), postgres_dsns=dsns))
 
     def redis(self) -> str:
         """The URL."""
@@ -268,11 +284,12 @@ class ContainerStack:
         from testcontainers.community.postgres import PostgresContainer
 
         container = self._running.enter_context(PostgresContainer(POSTGRES_IMAGE, driver=None))
-        passwords = {role: secrets.token_urlsafe(24) for role in (OWNER_ROLE, SERVICE_ROLE, GATEWAY_ROLE)}
+        passwords = {role: secrets.token_urlsafe(24) for role in (OWNER_ROLE, *SERVICE_ROLES)}
         create_roles(container.get_connection_url(), passwords)
         host, port = container.get_container_host_ip(), container.get_exposed_port(5432)
         dsns = {role: f"postgresql://{role}:{word}@{host}:{port}/{DATABASE}" for role, word in passwords.items()}
-        return PostgresServer(dsns[SERVICE_ROLE], dsns[OWNER_ROLE], dsns[GATEWAY_ROLE])
+        of_services = {role: dsns[role.name_in()] for role in PostgresRole}
+        return PostgresServer.of(Endpoints(postgres_owner_dsn=dsns[OWNER_ROLE], postgres_dsns=of_services))
 
     def _start_redis(self) -> str:
         from testcontainers.community.redis import RedisContainer

@@ -1,6 +1,6 @@
 """The projection of the log: results, usage, audit, tenants, models, and how far each partition is projected."""
 
-from deploy.migrations.statements import execute, quoted, trusted
+from deploy.migrations.statements import execute
 
 revision = "0001"
 down_revision = None
@@ -144,29 +144,17 @@ COMMENT ON TABLE source_offsets IS
 """
 
 TENANT_TABLES = ("results", "usage", "audit_logs", "tenants")
-RIGHTS = {
-    "results": "SELECT, INSERT, UPDATE",
-    "usage": "SELECT, INSERT, UPDATE",
-    "audit_logs": "SELECT, INSERT",
-    "tenants": "SELECT, INSERT, UPDATE, DELETE",
-    "models": "SELECT, INSERT, UPDATE, DELETE",
-    "source_offsets": "SELECT, INSERT, UPDATE",
-    "alembic_version": "SELECT",
-}
 
 
-def upgrade(service_role: str | None) -> None:
-    """Create everything; the services' role owns nothing and gets what it needs."""
+def upgrade() -> None:
+    """Create everything."""
     execute(TABLES)
-    role = quoted(service_role)
     for table in TENANT_TABLES:
         # FORCE: not even the owner reads past the policy by accident. A transaction that names no tenant sees nothing.
         execute(
             f"ALTER TABLE {table} ENABLE ROW LEVEL SECURITY",
             f"ALTER TABLE {table} FORCE ROW LEVEL SECURITY",
             f"CREATE POLICY own_rows ON {table} USING (tenant = current_setting('fairlane.tenant', true))",
-            f"CREATE POLICY trusted_service ON {table} TO {trusted(role)} "
+            f"CREATE POLICY trusted_service ON {table} TO CURRENT_USER "
             "USING (current_setting('fairlane.tenant', true) = '*')",
         )
-    for table, rights in RIGHTS.items() if role is not None else ():
-        execute(f"GRANT {rights} ON {table} TO {role}")

@@ -17,6 +17,6 @@ STATEMENTS = (
 )
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
+def upgrade() -> None:
     """Add the columns."""
     execute(*STATEMENTS)

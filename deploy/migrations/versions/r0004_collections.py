@@ -1,7 +1,7 @@
 """Collections of documents: a partition of passages for each, made and dropped by functions, searched by meaning and by
 words."""
 
-from deploy.migrations.statements import execute, part_tenants, quoted, trusted
+from deploy.migrations.statements import execute, part_tenants
 
 revision = "0004"
 down_revision = "0003"
@@ -115,9 +115,8 @@ BEGIN
     EXECUTE 'ALTER TABLE ' || part || ' ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY';
     EXECUTE 'CREATE POLICY own_rows ON ' || part
         || ' USING (tenant = (SELECT current_setting(''fairlane.tenant'', true)))';
-    EXECUTE 'CREATE POLICY trusted_service ON ' || part || ' TO {trusted} '
+    EXECUTE 'CREATE POLICY trusted_service ON ' || part || ' TO CURRENT_USER '
         'USING ((SELECT current_setting(''fairlane.tenant'', true)) = ''*'')';
-    {grant_partition}
     -- Attached, not created as a partition: that would wait for whoever reads the parent, and hold up who comes next.
     EXECUTE 'ALTER TABLE passages ATTACH PARTITION ' || part || ' FOR VALUES IN (' || id || ')';
     RETURN id;
@@ -199,14 +198,6 @@ BEGIN
 END $body$;
 """
 
-RIGHTS = {
-    "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
-    "documents": "SELECT, INSERT, DELETE",
-    "passages": "SELECT",
-    "SEQUENCE collection_versions": "USAGE",
-    "SEQUENCE passage_numbers": "USAGE",
-}
-PARTITION_RIGHTS = "SELECT, INSERT, DELETE"
 ENTRIES = (
     "create_collection(text, text, integer)",
     "delete_collection(text)",
@@ -216,20 +207,11 @@ ENTRIES = (
 INTERNAL = ("acting_tenant()", "store_terms()", "remove_terms()")
 
 
-def upgrade(service_role: str | None) -> None:
-    """Create everything; the services' role owns nothing, and partitions come and go by function."""
+def upgrade() -> None:
+    """Create everything; partitions come and go by function."""
     execute(TABLES)
-    role = quoted(service_role)
     for table in ("collections", "documents", "passages"):
-        part_tenants(table, role)
-    literal = "" if role is None else role.replace("'", "''")
-    grant = "" if role is None else f"EXECUTE 'GRANT {PARTITION_RIGHTS} ON ' || part || ' TO {literal}';"
-    to_trusted = trusted(role).replace("'", "''")
-    execute(FUNCTIONS.replace("{grant_partition}", grant).replace("{trusted}", to_trusted))
+        part_tenants(table)
+    execute(FUNCTIONS)
     for function in (*ENTRIES, *INTERNAL):
         execute(f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC")
-    if role is not None:
-        for name, rights in RIGHTS.items():
-            execute(f"GRANT {rights} ON {name} TO {role}")
-        for function in ENTRIES:
-            execute(f"GRANT EXECUTE ON FUNCTION {function} TO {role}")

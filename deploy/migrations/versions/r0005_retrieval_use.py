@@ -6,6 +6,6 @@ revision = "0005"
 down_revision = "0004"
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
+def upgrade() -> None:
     """Add the column; a recorder of the revision before goes on writing."""
     execute("ALTER TABLE results ADD COLUMN retrieval_use jsonb")

@@ -1,6 +1,6 @@
 """Conversations: what was said, turn by turn. Caches: what tenants want of them, and what came from one."""
 
-from deploy.migrations.statements import execute, part_tenants, quoted
+from deploy.migrations.statements import execute, part_tenants
 
 revision = "0006"
 down_revision = "0005"
@@ -42,10 +42,7 @@ COMMENT ON COLUMN conversation_turns.tokens IS
 """
 
 
-def upgrade(service_role: str | None) -> None:
+def upgrade() -> None:
     """Add the columns and the table; nothing in it is ever changed, and what is old is removed."""
     execute(*COLUMNS, TABLE)
-    role = quoted(service_role)
-    part_tenants("conversation_turns", role)
-    if role is not None:
-        execute(f"GRANT SELECT, INSERT, DELETE ON conversation_turns TO {role}")
+    part_tenants("conversation_turns")

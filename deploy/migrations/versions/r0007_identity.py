@@ -1,6 +1,6 @@
-"""Who may use the gateway: users and API keys. The services' role reads neither: it asks for one row by function."""
+"""Who may use the gateway: users and API keys. No service reads them: the gateway asks for one row by function."""
 
-from deploy.migrations.statements import execute, part_tenants, quoted
+from deploy.migrations.statements import execute, part_tenants
 
 revision = "0007"
 down_revision = "0006"
@@ -43,7 +43,7 @@ COMMENT ON COLUMN api_keys.last_used_at IS 'to the minute';
 """
 
 # Whoever shows a key is not known yet, so there is no tenant to act for: the functions act for all, and give one row to
-# whoever names it. There is no way to list keys or users with the rights of the services' role.
+# whoever names it. There is no way to list keys or users with the rights of a service.
 # What the caller acts for is put back by hand: a function with a SET clause for it could be made by a superuser alone.
 # After an error there is nothing to put back, since the transaction is over.
 FUNCTIONS = """
@@ -89,7 +89,7 @@ END $body$;
 ENTRIES = ("find_api_key(text, bytea)", "find_user(text, text)")
 
 
-def upgrade(service_role: str | None) -> None:
+def upgrade() -> None:
     """Create everything; keys and users are made by the owner alone (`fairlane keys`)."""
     execute(TABLES)
     for table in ("users", "api_keys"):
@@ -97,5 +97,3 @@ def upgrade(service_role: str | None) -> None:
     execute(FUNCTIONS)
     for function in ENTRIES:
         execute(f"REVOKE ALL ON FUNCTION {function} FROM PUBLIC")
-        if service_role is not None:
-            execute(f"GRANT EXECUTE ON FUNCTION {function} TO {quoted(service_role)}")

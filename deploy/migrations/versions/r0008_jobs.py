@@ -1,6 +1,6 @@
 """Offline jobs, how far each has come, and the files that batches are made from."""
 
-from deploy.migrations.statements import execute, part_tenants, quoted
+from deploy.migrations.statements import execute, part_tenants
 
 revision = "0008"
 down_revision = "0007"
@@ -92,19 +92,9 @@ COMMENT ON COLUMN backfill_chunks.part IS 'where its answers stand; null while i
 COMMENT ON COLUMN backfill_chunks.done_number IS 'the order in which chunks were done, from 0';
 """
 
-RIGHTS = {
-    "backfill_jobs": "SELECT, INSERT, UPDATE",
-    "backfill_chunks": "SELECT, INSERT, UPDATE",
-    "files": "SELECT, INSERT, UPDATE, DELETE",
-    "batches": "SELECT, INSERT",
-}
 
-
-def upgrade(service_role: str | None) -> None:
+def upgrade() -> None:
     """Create the tables; a row belongs to one tenant, as everywhere."""
     execute(TABLES)
-    role = quoted(service_role)
-    for table, rights in RIGHTS.items():
-        part_tenants(table, role)
-        if role is not None:
-            execute(f"GRANT {rights} ON {table} TO {role}")
+    for table in ("backfill_jobs", "backfill_chunks", "files", "batches"):
+        part_tenants(table)

@@ -12,6 +12,6 @@ STATEMENTS = (
 )
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its indexes
+def upgrade() -> None:
     """Add the indexes."""
     execute(*STATEMENTS)

@@ -13,6 +13,6 @@ COMMENT ON COLUMN files.expires_at_ms IS
 """
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its columns
+def upgrade() -> None:
     """Add the column; the sweep gives the files that are there as long as new ones."""
     execute(EXPIRY)

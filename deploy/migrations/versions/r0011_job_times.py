@@ -12,6 +12,6 @@ COMMENT ON COLUMN backfill_jobs.deadline_at_ms IS 'when its completion window en
 """
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its columns
+def upgrade() -> None:
     """Add the columns; of jobs that have ended these times are not known."""
     execute(TIMES)

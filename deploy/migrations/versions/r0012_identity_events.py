@@ -24,7 +24,7 @@ COMMENT ON COLUMN identity_events.details IS 'what was said of the key or the us
 """
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - the services neither read nor write it
+def upgrade() -> None:
     """Create the table, which is the owner's alone, as are keys and users."""
     execute(TABLE)
     part_tenants("identity_events")

@@ -11,6 +11,6 @@ COMMENT ON COLUMN source_offsets.topic_id IS 'as Kafka writes it; null where it 
 """
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers its columns
+def upgrade() -> None:
     """Add the column; the recorder fills it when it next takes up a partition."""
     execute(COLUMN)

@@ -1,13 +1,13 @@
 """Results, usage and audit are removed when they are old: indexes by age, and a function that does it."""
 
-from deploy.migrations.statements import execute, quoted
+from deploy.migrations.statements import execute
 
 revision = "0014"
 down_revision = "0013"
 
 COLUMNS = {"results": "replied_at_ms", "usage": "occurred_at_ms", "audit_logs": "occurred_at_ms"}
 
-# The services' role may delete none of these rows itself: through this it removes what is older than the least time
+# No service may delete these rows itself: through this the recorder removes what is older than the least time
 # that each is kept, however it asks. What the caller acts for is put back by hand, as in revision 0007.
 FUNCTION = """
 CREATE FUNCTION remove_old_rows(wanted_table text, wanted_before_ms bigint, most integer)
@@ -46,7 +46,7 @@ END $body$;
 ENTRY = "remove_old_rows(text, bigint, integer)"
 
 
-def upgrade(service_role: str | None) -> None:
+def upgrade() -> None:
     """Add the indexes, as conversation_turns has one, and the function; nobody writes to a table meanwhile.
 
     The indexes are by an expression: one by the column alone would be taken for a page of the newest rows of a tenant,
@@ -56,5 +56,3 @@ def upgrade(service_role: str | None) -> None:
         execute(f"CREATE INDEX {table}_by_age ON {table} (({column} + 0))")
     execute(FUNCTION)
     execute(f"REVOKE ALL ON FUNCTION {ENTRY} FROM PUBLIC")
-    if service_role is not None:
-        execute(f"GRANT EXECUTE ON FUNCTION {ENTRY} TO {quoted(service_role)}")

@@ -9,6 +9,6 @@ down_revision = "0014"
 STATEMENTS = ("ALTER TABLE tenants ADD COLUMN latency_targets jsonb NOT NULL DEFAULT '[]'",)
 
 
-def upgrade(service_role: str | None) -> None:  # noqa: ARG001 - what a role may do to a table covers new columns
+def upgrade() -> None:
     """Add the column."""
     execute(*STATEMENTS)

@@ -44,7 +44,7 @@ class UserSettings:
 
 
 class IdentityStore:
-    """API keys and users, by database functions: the services' role may call them, but not read the tables. Answers
+    """API keys and users, by database functions: the gateway's role may call them, but not read the tables. Answers
     within ``timeout_s`` or raises StoreError, whose message holds no secret."""
 
     def __init__(self, pool: DeadlinePool) -> None:

@@ -6,10 +6,11 @@ import pytest
 
 from deploy.local.__main__ import addresses, demo_model, demo_tenant, first_requests
 from deploy.local.layout import DataDir, Endpoints
+from fairlane_server.postgres.rights import PostgresRole
 
 ENDPOINTS = Endpoints(
     kafka_bootstrap_servers="127.0.0.1:23645",
-    postgres_dsn="postgresql://fairlane:s3cret@127.0.0.1:30012/fairlane",
+    postgres_dsns={PostgresRole.OPERATOR: "postgresql://fairlane_operator:s3cret@127.0.0.1:30012/fairlane"},
     redis_url="redis://127.0.0.1:30013/0",
     gateway_url="http://127.0.0.1:30572",
 )
@@ -19,7 +20,7 @@ DATA = DataDir(Path(".fairlane"))
 def test_every_address_is_whole_and_no_password_is_shown() -> None:
     text = addresses(ENDPOINTS)
     assert "http://127.0.0.1:30572" in text
-    assert "postgresql://fairlane:***@127.0.0.1:30012/fairlane" in text
+    assert "postgresql://fairlane_operator:***@127.0.0.1:30012/fairlane" in text
     assert len(text.splitlines()) == 4
 
 

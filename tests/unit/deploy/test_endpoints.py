@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 
 from deploy.local.layout import Endpoints, mask
+from fairlane_server.postgres.rights import PostgresRole
 
 ENDPOINTS = Endpoints(
     kafka_bootstrap_servers="127.0.0.1:9092",
-    postgres_dsn="postgresql://fairlane:s3cret@127.0.0.1:5432/fairlane",
+    postgres_dsns={PostgresRole.GATEWAY: "postgresql://fairlane_gateway:s3cret@127.0.0.1:5432/fairlane"},
     postgres_owner_dsn="postgresql://fairlane_owner:0wner@127.0.0.1:5432/fairlane",
     redis_url="redis://:h1dden@127.0.0.1:6379/0",
     redis_cache_url="redis://:h1dden@127.0.0.1:6380/0",
@@ -41,14 +42,17 @@ def test_no_way_of_showing_them_shows_a_password() -> None:
             assert secret not in shown
 
 
-def test_a_service_does_not_get_the_owner_of_the_tables() -> None:
+def test_nobody_gets_a_way_into_postgres_but_that_of_its_role() -> None:
     assert ENDPOINTS.service_env == {
         "KAFKA_BOOTSTRAP_SERVERS": "127.0.0.1:9092",
-        "POSTGRES_DSN": ENDPOINTS.postgres_dsn,
         "REDIS_URL": ENDPOINTS.redis_url,
         "REDIS_CACHE_URL": ENDPOINTS.redis_cache_url,
     }
-    assert ENDPOINTS.migration_env["POSTGRES_OWNER_DSN"] == ENDPOINTS.postgres_owner_dsn
+    gateway_dsn = ENDPOINTS.postgres_dsn(PostgresRole.GATEWAY)
+    assert ENDPOINTS.postgres_env(PostgresRole.GATEWAY) == {"POSTGRES_DSN": gateway_dsn}
+    assert ENDPOINTS.postgres_env(PostgresRole.RECORDER) == ENDPOINTS.postgres_env(None) == {}
+    assert ENDPOINTS.operator_env("") == ENDPOINTS.service_env, "this stack has no operator"
+    assert ENDPOINTS.owner_env == {"POSTGRES_OWNER_DSN": ENDPOINTS.postgres_owner_dsn}
     assert Endpoints(kafka_bootstrap_servers="h:1").service_env == {"KAFKA_BOOTSTRAP_SERVERS": "h:1"}
     assert Endpoints(files_url="/files").service_env == {"FILES_URL": "/files"}
 

@@ -8,8 +8,10 @@ import pytest
 from deploy.local.layout import Endpoints, StackError
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.local.stack import LocalStack
+from fairlane_server.postgres.rights import PostgresRole
 
-ENDPOINTS = Endpoints("k:1", "postgresql://s:p@h/d", "postgresql://o:p@h/d", "redis://h:1/0")
+DSNS = {role: f"postgresql://{role}:p@h/d" for role in PostgresRole}
+ENDPOINTS = Endpoints("k:1", "postgresql://o:p@h/d", "redis://h:1/0", postgres_dsns=DSNS)
 
 
 def models(tmp_path: Path, *pools: tuple[str, ...]) -> Path:
@@ -103,7 +105,22 @@ def test_only_the_step_that_makes_tables_gets_their_owner() -> None:
         ("postgres",),
     ]
     assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, False, True]
-    assert ["POSTGRES_OWNER_DSN" in spec.without_env for spec in specs] == [True, True, True, False]
+    assert not any("POSTGRES_DSN" in spec.env for spec in specs)
+    assert all({"POSTGRES_DSN", "POSTGRES_OWNER_DSN"} < {*spec.without_env} for spec in specs)
+
+
+def test_each_service_gets_its_own_way_into_postgres_and_who_needs_none_gets_none(tmp_path: Path) -> None:
+    specs = [service.spec(ENDPOINTS, 1, ()) for service in default_services(models_file=models(tmp_path, ("words",)))]
+    assert {spec.name: spec.env.get("POSTGRES_DSN") for spec in specs} == {
+        "dispatcher-1": DSNS[PostgresRole.DISPATCHER],
+        "recorder-1": DSNS[PostgresRole.RECORDER],
+        "gateway-1": DSNS[PostgresRole.GATEWAY],
+        "backfill-1": DSNS[PostgresRole.BACKFILL],
+        "consumer-words-1": None,
+    }
+    # Nor what the supervisor has in its environment.
+    variables = {"POSTGRES_DSN", "POSTGRES_OWNER_DSN", *(f"POSTGRES_{role.name}_DSN" for role in PostgresRole)}
+    assert all({*spec.without_env} == variables for spec in specs)
 
 
 def test_a_step_waits_for_every_broker() -> None:

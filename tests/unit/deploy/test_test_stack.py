@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.kit.stack import EmbeddedStack, PostgresServer, StackChoiceError, choose_stack
+from fairlane_server.postgres.rights import PostgresRole
+from tests.kit.stack import EmbeddedStack, StackChoiceError, choose_stack
 
 EXTERNAL = {
     "FAIRLANE_TEST_STACK": "external",
@@ -32,8 +33,14 @@ def test_containers_without_a_docker_daemon_are_refused_in_one_line(monkeypatch:
 def test_external_servers_are_those_of_the_environment() -> None:
     stack = choose_stack(EXTERNAL)
     assert stack.kafka() == "k:1"
-    assert stack.postgres() == PostgresServer("postgresql://s@h/d", "postgresql://o@h/d")
     assert stack.redis() == "redis://h/0"
+    server = stack.postgres()
+    assert (server.owner_dsn, {server.dsn(role) for role in PostgresRole}) == (
+        "postgresql://o@h/d",
+        {"postgresql://s@h/d"},
+    )
+    own = choose_stack({**EXTERNAL, "POSTGRES_RECORDER_DSN": "postgresql://r@h/d"}).postgres()
+    assert (own.recorder_dsn, own.dispatcher_dsn) == ("postgresql://r@h/d", "postgresql://s@h/d")
 
 
 @pytest.mark.parametrize("variable", [name for name in EXTERNAL if name != "FAIRLANE_TEST_STACK"])

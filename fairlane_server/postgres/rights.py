@@ -1,0 +1,160 @@
+"""What each service may do in Postgres. `fairlane db upgrade` makes the database agree with it (``grants.py``)."""
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from fairlane_server.postgres.request_history import REPLY_COLUMNS
+
+ROLE_PREFIX = "fairlane"
+PASSAGES = "passages"
+"""Has a partition for each collection, with the same rights."""
+
+
+class PostgresRole(StrEnum):
+    """The roles, by the service or command that connects as them. The owner of the tables is none of them."""
+
+    DISPATCHER = "dispatcher"
+    RECORDER = "recorder"
+    GATEWAY = "gateway"
+    BACKFILL = "backfill"
+    OPERATOR = "operator"
+
+    def name_in(self, prefix: str = ROLE_PREFIX) -> str:
+        """The role's name in Postgres."""
+        return f"{prefix}_{self.value}"
+
+
+Privileges = frozenset[tuple[str, str]]
+"""What may be done, each with the one column that it may be done to, or "" for the whole object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rights:
+    """The rights of one role, all on objects of the schema public.
+
+    Attributes:
+        tables: by table, as GRANT takes them.
+        functions: what may be called, with the types of the arguments.
+        sequences: what numbers may be taken from.
+        all_tenants: tables of which the role may see and change the rows of all tenants at once, in a transaction that
+            acts for ``ALL_TENANTS``. Of the others it sees those of the one tenant that the transaction acts for.
+    """
+
+    tables: Mapping[str, str]
+    functions: tuple[str, ...] = ()
+    sequences: tuple[str, ...] = ()
+    all_tenants: frozenset[str] = frozenset()
+
+    def by_object(self, partitions: Collection[str] = ()) -> dict[str, Privileges]:
+        """Every right, by object as it stands in a GRANT. ``partitions``: those of ``passages``."""
+        tables = dict(self.tables)
+        if PASSAGES in tables:
+            tables |= dict.fromkeys(partitions, tables[PASSAGES])
+        return {
+            **{f"TABLE {name}": privileges(given) for name, given in tables.items()},
+            **{f"FUNCTION {function.replace(' ', '')}": privileges("EXECUTE") for function in self.functions},
+            **{f"SEQUENCE {name}": privileges("USAGE") for name in self.sequences},
+        }
+
+
+def privileges(given: str) -> Privileges:
+    """The single privileges of what GRANT takes, such as ``SELECT, UPDATE (name, size_bytes)``."""
+    return frozenset(
+        (verb, column.strip())
+        for verb, columns in re.findall(r"([A-Z]+)(?:\s*\(([^)]*)\))?", given)
+        for column in columns.split(",")
+    )
+
+
+def statements(role: str, held: Mapping[str, Privileges], wanted: Mapping[str, Privileges]) -> list[str]:
+    """The statements that turn what a role holds into what it is to hold; ``role`` is quoted where it must be."""
+    changes = []
+    for name in sorted(held.keys() | wanted.keys()):
+        if held.get(name) == wanted.get(name):
+            continue
+        if name in held:
+            changes.append(f"REVOKE ALL ON {name} FROM {role} CASCADE")
+        if name in wanted:
+            parts = (f'{verb} ("{column}")' if column else verb for verb, column in sorted(wanted[name]))
+            changes.append(f"GRANT {', '.join(parts)} ON {name} TO {role}")
+    return changes
+
+
+_TURN = "tenant, conversation_id, request_id, source_offset, submitted_at_ms, replied_at_ms, messages, answer, tokens"
+_STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms"
+
+RIGHTS: Mapping[PostgresRole, Rights] = {
+    # Passages and turns of the request that waits, and where the reply to a repeated id stands in the log.
+    PostgresRole.DISPATCHER: Rights(
+        tables={
+            "results": "SELECT (request_id, tenant, source_topic, source_partition, source_offset, reply_topic, "
+            "reply_partition, reply_offset, outcome, code, message)",
+            "conversation_turns": f"SELECT ({_TURN})",
+            "collections": "SELECT",
+            PASSAGES: "SELECT",
+        },
+        functions=("match_passages(bigint, text, integer)",),
+    ),
+    # Writes what happened, for all tenants. It reads keys and counters, to write each record once, and merges results.
+    PostgresRole.RECORDER: Rights(
+        tables={
+            "results": "SELECT, INSERT, UPDATE",
+            "usage": "SELECT (work_topic, work_partition, work_offset, log_topic, log_partition, log_offset, "
+            "events_seen), INSERT, UPDATE (events_seen)",
+            "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
+            "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
+            "tenants": "SELECT, INSERT, UPDATE, DELETE",
+            "models": "SELECT, INSERT, UPDATE, DELETE",
+            "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
+        },
+        functions=("remove_old_rows(text, bigint, integer)",),
+        all_tenants=frozenset({"results", "usage", "audit_logs", "conversation_turns", "tenants"}),
+    ),
+    # Answers callers of every tenant, one at a time; it finds a key by its id, and lists none.
+    PostgresRole.GATEWAY: Rights(
+        tables={
+            "results": "SELECT",
+            "usage": "SELECT",
+            "audit_logs": "SELECT",
+            "files": "SELECT, INSERT, UPDATE (purpose, filename, size_bytes, expires_at_ms), DELETE",
+            "batches": "SELECT, INSERT",
+            "backfill_jobs": f"SELECT, INSERT, UPDATE ({_STEERED})",
+        },
+        functions=("find_api_key(text, bytea)", "find_user(text, text)"),
+    ),
+    # The runner, its removal of expired files, and the commands of `python -m producers.backfill`.
+    PostgresRole.BACKFILL: Rights(
+        tables={
+            "backfill_jobs": "SELECT, INSERT, "
+            f"UPDATE ({_STEERED}, total_rows, estimated_row_cost, ok_rows, failed_rows, expired_rows, cancelled_rows, "
+            "prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group, next_offset, "
+            "started_at_ms, runner, token, lease_until)",
+            "backfill_chunks": "SELECT, INSERT, UPDATE (part, done_number)",
+            "files": "SELECT, UPDATE (expires_at_ms), DELETE",
+            "batches": "SELECT",
+        },
+        all_tenants=frozenset({"backfill_jobs", "backfill_chunks", "files", "batches"}),
+    ),
+    # `fairlane collections`, `conversations`, `explain`, `db status`. Of results all columns but the output.
+    PostgresRole.OPERATOR: Rights(
+        tables={
+            "results": f"SELECT ({REPLY_COLUMNS}, reply_topic, reply_partition, reply_offset, recorded_at)",
+            "usage": "SELECT",
+            "audit_logs": "SELECT",
+            "conversation_turns": f"SELECT ({_TURN}), DELETE",
+            "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
+            "documents": "SELECT, INSERT, DELETE",
+            PASSAGES: "SELECT (collection_id, source), INSERT, DELETE",
+            "alembic_version": "SELECT",
+        },
+        functions=(
+            "create_collection(text, text, integer)",
+            "delete_collection(text)",
+            "index_collection(text, bigint)",
+        ),
+        sequences=("collection_versions", "passage_numbers"),
+        all_tenants=frozenset({"results", "usage", "audit_logs"}),
+    ),
+}

@@ -8,11 +8,13 @@ import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 from psycopg import sql
 
 from deploy.local import probes
+from deploy.local.certificates import Certificates
 from deploy.local.layout import StackError
 from deploy.local.postgres_server import find_binaries
 from deploy.local.run_record import processes_in
@@ -30,6 +32,7 @@ SERVICE_ROLES = tuple(role.name_in() for role in PostgresRole)
 ROLES = (ADMIN_ROLE, OWNER_ROLE, *SERVICE_ROLES)
 UNPRIVILEGED_USER = "nobody"
 MAX_SOCKET_PATH = 100
+BEGIN_CERTIFICATE = "-----BEGIN CERTIFICATE-----"
 
 SERVER_SETTINGS: Mapping[str, str] = {
     "listen_addresses": HOST,
@@ -44,10 +47,16 @@ SERVER_SETTINGS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Postgres:
-    """The Postgres server of one stack. ``folder``: its cluster (in `data`) and the file with the passwords."""
+    """The Postgres server of one stack.
+
+    Attributes:
+        folder: its cluster (in `data`) and the file with the passwords.
+        certificates: it serves TLS alone, with these; None: no TLS.
+    """
 
     folder: Path
     port: int
+    certificates: Certificates | None = None
 
     @property
     def data(self) -> Path:
@@ -86,6 +95,8 @@ class Postgres:
             os.chown(self.folder, run_as.uid, run_as.gid)
         socket_folder = str(self.folder) if len(f"{self.folder}/.s.PGSQL.{self.port}") <= MAX_SOCKET_PATH else ""
         settings = {**SERVER_SETTINGS, "port": str(self.port), "unix_socket_directories": socket_folder}
+        if self.certificates is not None:
+            settings |= self._tls_settings(self.certificates, run_as)
         new = not (self.data / "PG_VERSION").exists()
         server = ProcessSpec(
             name=NAME,
@@ -126,6 +137,22 @@ class Postgres:
             run_as=run_as,
         )
 
+    def _tls_settings(self, certificates: Certificates, run_as: RunAs | None) -> Mapping[str, str]:
+        """Settings for connections with TLS alone; writes the files that they name."""
+        files = {name: self.folder / name for name in ("server.key", "server.crt", "pg_hba.conf")}
+        key, begin, chain = certificates.server_file.read_text(encoding="utf-8").partition(BEGIN_CERTIFICATE)
+        # Postgres refuses a key that is not its own user's.
+        _write_as(run_as, files["server.key"], key)
+        _write_as(run_as, files["server.crt"], begin + chain)
+        _write_as(run_as, files["pg_hba.conf"], f"hostssl all all {HOST}/32 scram-sha-256\n")
+        return {
+            "ssl": "on",
+            "ssl_key_file": str(files["server.key"]),
+            "ssl_cert_file": str(files["server.crt"]),
+            "hba_file": str(files["pg_hba.conf"]),
+            "unix_socket_directories": "",
+        }
+
     def _probe(self) -> str | None:
         """Ready when it accepts connections and has its roles; they are made here, the first time it answers."""
         admin_dsn = self._dsn(ADMIN_ROLE, "postgres")
@@ -143,7 +170,10 @@ class Postgres:
             (self.data / "postmaster.pid").unlink(missing_ok=True)
 
     def _dsn(self, role: str, database: str) -> str:
-        return f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{database}"
+        address = f"postgresql://{role}:{self._passwords()[role]}@{HOST}:{self.port}/{database}"
+        if self.certificates is None:
+            return address
+        return f"{address}?sslmode=verify-full&sslrootcert={quote(str(self.certificates.ca_file), safe='')}"
 
     def _passwords(self) -> dict[str, str]:
         try:

@@ -62,8 +62,8 @@ class LocalStack:
         data_dir: everything the stack writes is below it; one stack at a time.
         brokers: number of Kafka nodes, 1 or 3.
         secured: a Kafka of the stack's own asks for passwords, over TLS, and checks rights; a Redis of its own asks for
-            passwords and checks rights. Every service and step acts as its ``user``, and on Redis as its
-            ``redis_user``.
+            passwords and checks rights; a Postgres of its own serves TLS alone. Every service and step acts as its
+            ``user``, and on Redis as its ``redis_user``.
         setup: commands that must succeed before the services start.
         environ: where external parts are looked up; default: the process's environment.
         report: receives events.
@@ -198,7 +198,8 @@ class LocalStack:
                     role: self._environ.get(name) or shared_dsn for role, name in POSTGRES_VARIABLES.items()
                 }
             else:
-                server = Postgres(self.data_dir.postgres, ports.take("postgres"))
+                certificates = prepare_certificates(self.data_dir.certificates) if self._secured else None
+                server = Postgres(self.data_dir.postgres, ports.take("postgres"), certificates)
                 specs += server.specs()
                 postgres_owner_dsn = server.dsn(OWNER_ROLE)
                 postgres_dsns = {role: server.dsn(role.name_in()) for role in POSTGRES_VARIABLES}

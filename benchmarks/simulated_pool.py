@@ -24,8 +24,8 @@ from fairlane.records import CapacityReport
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
-from fairlane_server.topics.families import KafkaRole
 from fairlane_server.postgres.rights import PostgresRole
+from fairlane_server.topics.families import KafkaRole
 from stream_processors.dispatcher.scheduling.fair_queue import Policy
 
 POOL = "generate"

@@ -25,8 +25,8 @@ from fairlane import Client, Handle
 from fairlane.errors import FairlaneError
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
-from fairlane_server.topics.families import KafkaRole
 from fairlane_server.postgres.rights import PostgresRole
+from fairlane_server.topics.families import KafkaRole
 
 QUESTIONS = Path(__file__).with_name("questions.yaml")
 _ANSWER_TIMEOUT_S = 120.0

@@ -60,7 +60,7 @@ def up(
     engine: Annotated[str | None, typer.Option(help=f"Which engines run: {', '.join(ENGINES)}.")] = None,
     plaintext: Annotated[
         bool,
-        typer.Option("--plaintext", help="Kafka and Redis without passwords and rights, Kafka without TLS."),
+        typer.Option("--plaintext", help="Kafka and Redis without passwords and rights, and no TLS."),
     ] = False,
     bare: Annotated[bool, typer.Option("--bare", help="Only Kafka, Postgres and Redis, no services.")] = False,
     tail_logs: Annotated[bool, typer.Option("--tail/--no-tail", help="Show the logs as they are written.")] = True,

@@ -153,7 +153,7 @@ class Endpoints:
         return self._variables(*_OF_SERVICES) | self.redis_env("")
 
     def operator_env(self, user: str) -> dict[str, str]:
-        """The environment of the command line of operators: this user of Kafka, and the operator's of the other parts."""
+        """The environment of the command line of operators: this user of Kafka, the operator's of the others."""
         on_redis = self._variables("redis_url", "redis_cache_url")
         return {**self.service_env, **on_redis, **self.postgres_env(PostgresRole.OPERATOR), **self.kafka_env(user)}
 

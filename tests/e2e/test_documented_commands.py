@@ -25,8 +25,8 @@ from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, W
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
-from fairlane_server.topics.families import KafkaRole
 from fairlane_server.postgres.rights import PostgresRole
+from fairlane_server.topics.families import KafkaRole
 from tests.kit.doc_blocks import DocumentedCommand, commands, fenced
 from tests.kit.local_stack import running, user_environment
 from tests.kit.waiting import eventually

@@ -60,7 +60,9 @@ def after(state: AccessState, made: AccessPlan) -> AccessState:
     return AccessState(users, grants, {user: given for user, given in quotas.items() if given})
 
 
-tenants = st.sets(st.sampled_from(["acme", "acme2", "acme-2", "b"]))
+# Names that begin like others, or end like the second user of another one.
+alike = ["acme", "acme2", "acme-2", "a", "2", "2-2", "tenant", "gateway"]
+tenants = st.sets(st.sampled_from(alike))
 
 
 @given(tenants, tenants)
@@ -104,6 +106,25 @@ def test_a_rotation_has_two_users_with_the_same_rights_until_one_is_retired() ->
     assert planned(one, "acme").changes == ()
     again = after(one, planned(one, "acme", added=ACME))
     assert after(again, planned(again, "acme", retired=ACME.other)) == state
+
+
+@given(st.sets(st.sampled_from(alike), min_size=1), st.data())
+def test_rotations_change_the_rights_of_no_other_user(names: set[str], data: st.DataObject) -> None:
+    state = after(EMPTY, planned(EMPTY, *names))
+    for _ in range(data.draw(st.integers(1, 4))):
+        first = KafkaUser(KafkaRole.TENANT, data.draw(st.sampled_from(sorted(names))))
+        old, new = (first, first.other) if first.name in state.users else (first.other, first)
+        both = after(state, planned(state, *names, added=new).only([old, new]))
+        then = after(both, planned(both, *names, retired=old).only([old, new]))
+        assert {*then.users} == {*state.users} - {old.name} | {new.name}
+        of_pair = {old.name, new.name}
+        assert {one for one in then.grants if one.user not in of_pair} == {
+            one for one in state.grants if one.user not in of_pair
+        }
+        assert {replace(one, user="") for one in then.grants if one.user == new.name} == {
+            replace(one, user="") for one in state.grants if one.user == old.name
+        }
+        state = then
 
 
 def test_a_rotation_changes_nothing_but_its_pair() -> None:

@@ -21,8 +21,16 @@ FAMILIES = load_families()
 PREFIX = "fairlane"
 ROLES = [role for role in KafkaRole if role not in {KafkaRole.TENANT, KafkaRole.CONSUMER}]
 
+# Words that names of users, groups and topics are made of, and that Kafka uses itself.
+RESERVED = (
+    *KafkaRole,
+    *sorted({part for family in FAMILIES for part in family.name.split(".") if "{" not in part}),
+    *("2", "acme-2", "fairlane", "kafka-cluster", "user", "all", "any", "high", "job", "pool", "top"),
+)
 # Short names from few characters, so that names that begin as others do are the rule.
-tenant_names = st.text("ab-2", min_size=1, max_size=4).filter(lambda name: TENANT_PATTERN.fullmatch(name) is not None)
+tenant_names = st.text("ab-2", min_size=1, max_size=4).filter(
+    lambda name: TENANT_PATTERN.fullmatch(name) is not None
+) | st.sampled_from(RESERVED)
 
 
 def grants_of(users: tuple[KafkaUser, ...]) -> frozenset[Grant]:

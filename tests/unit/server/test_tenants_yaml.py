@@ -1,6 +1,11 @@
+import re
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from fairlane.records import TenantGroup, TenantSpec
 from fairlane_server.control.tenants_file import KafkaQuotas, load_kafka_quotas, load_tenants
@@ -140,6 +145,26 @@ def test_mistake_is_named_with_file_and_line(tmp_path: Path, entry: str, line: i
         _load(tmp_path, f"tenants:\n  - {entry}\n")
     assert str(caught.value).startswith(f"{tmp_path}/tenants.yaml:{line}: ")
     assert message in caught.value.message
+
+
+# What normalises, folds or looks like a valid name, beside any text at all.
+_letters = st.sampled_from([*"ab2-", "\u0430", "\uff41", "\u00e4", "\u017f", "\u00b2", "\u0661", "\u200b", *"A_.*/ \n"])
+
+
+@given(st.text(_letters, min_size=1, max_size=41) | st.text(min_size=1, max_size=5))
+@pytest.mark.parametrize("field", ["tenant", "services[0]", "pool"])
+def test_a_name_is_of_few_letters_or_refused_by_its_field(field: str, name: str) -> None:
+    entry: dict[str, object] = {"tenant": "acme", "services": [], "pool": "own"}
+    entry |= {"services": [name]} if field == "services[0]" else {field: name}
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "tenants.yaml"
+        file.write_text(yaml.safe_dump({"tenants": [entry]}), encoding="utf-8")
+        if re.fullmatch("[a-z0-9][a-z0-9-]{0,38}", name, re.ASCII):
+            assert len(load_tenants(file)) == 1
+        else:
+            with pytest.raises(ConfigError) as caught:
+                load_tenants(file)
+            assert caught.value.message.startswith(f"tenants[0].{field}: ")
 
 
 @pytest.mark.parametrize("text", ["", "tenants: acme", "tenant: acme", "- tenant: acme", "tenants: [acme]", "{", "\t"])

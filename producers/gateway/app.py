@@ -163,7 +163,10 @@ class Gateway:
         settings, latest_load = self._settings, LatestLoad()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directory = RegistryFeeds(settings, codec, self._died)
-        self._publisher = AsyncPublisher(lambda on_error: Producer(producer_config(settings, on_error)), self._died)
+        self._publisher = AsyncPublisher(
+            lambda on_error, is_idempotent: Producer(producer_config(settings, on_error, is_idempotent=is_idempotent)),
+            self._died,
+        )
         self._chunks = ChunkReader(
             lambda: _chunk_consumer(settings),
             codec,

@@ -77,10 +77,25 @@ _SPARE_KBYTES = 16_384
 # Of unacknowledged records; one topic, which is one tenant's, gets half.
 MAX_RECORDS, MAX_BYTES = 10_000, 134_217_728
 
+_ID_LOST_ERRORS = frozenset(
+    {
+        KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        KafkaError.INVALID_PRODUCER_EPOCH,
+        KafkaError.UNKNOWN_PRODUCER_ID,
+        # Of records that were not sent any more.
+        KafkaError._FATAL,
+        KafkaError._PURGE_QUEUE,
+    }
+)
+"""Delivery errors of records that a producer without an id may still deliver."""
 
-def producer_config(settings: Settings, on_error: Callable[[KafkaError], None]) -> ClientConfig:
+
+def producer_config(
+    settings: Settings, on_error: Callable[[KafkaError], None], *, is_idempotent: bool = True
+) -> ClientConfig:
     """Configuration of a producer whose delivery timeout ends while the caller still waits."""
     return idempotent_producer(settings) | {
+        "enable.idempotence": is_idempotent,
         "client.id": f"{settings.instance_id}-publisher",
         "delivery.timeout.ms": DELIVERY_TIMEOUT_MS,
         "linger.ms": _LINGER_MS,
@@ -96,8 +111,14 @@ class _Record:
     acknowledged: "asyncio.Future[None]"
     topic: str
     request_id: str
-    size_bytes: int
+    value: bytes
+    headers: KafkaHeaders
     sent_at_ms: int
+    is_second_try: bool = False
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.value)
 
 
 @dataclass(slots=True)
@@ -108,18 +129,27 @@ class AsyncPublisher:
     time out, by a circuit breaker that lets one through now and then. If they stop for one topic only, only new records
     for that topic are rejected.
 
+    A tenant with a connection to Kafka can write batches with the producer id of this process to its topic, which Kafka
+    does not check: the idempotent producer then fails, for all tenants. In its place comes one without an id, which
+    nobody can disturb, for the rest of this process's life. It may write a record twice when an acknowledgement is
+    lost; the dispatcher runs an id once.
+
     Args:
-        make_producer: makes the producer, given its ``error_cb``.
+        make_producer: makes a producer, given its ``error_cb`` and whether it is to be idempotent.
         on_failure: called when nothing can be published any more: the process must end.
     """
 
-    make_producer: Callable[[Callable[[KafkaError], None]], Producer]
+    make_producer: Callable[[Callable[[KafkaError], None], bool], Producer]
     on_failure: Callable[[BaseException], None]
     breaker: CircuitBreaker = field(default_factory=CircuitBreaker)
     clock: ClockMs = monotonic_ms
     max_records: int = MAX_RECORDS
     max_bytes: int = MAX_BYTES
     _producer: Producer | None = field(default=None, init=False)
+    _former: Producer | None = field(default=None, init=False)
+    """The idempotent one, when another has taken its place; it still has records in flight."""
+    _lost_id: str | None = field(default=None, init=False)
+    """Why the idempotent one can no longer be used."""
     _loop: asyncio.AbstractEventLoop | None = field(default=None, init=False)
     _log: LimitedLog = field(default_factory=lambda: LimitedLog(log), init=False)
     _next_look: asyncio.TimerHandle | None = field(default=None, init=False)
@@ -143,7 +173,7 @@ class AsyncPublisher:
     def start(self) -> None:
         """Create the producer and accept records from the running event loop."""
         self._loop = asyncio.get_running_loop()
-        self._producer = self.make_producer(self._on_error)
+        self._producer = self.make_producer(self._on_error_of_idempotent, True)
         self._look_in(_IDLE_LOOK_S)
 
     async def close(self) -> None:
@@ -153,7 +183,7 @@ class AsyncPublisher:
                 await asyncio.gather(*(record.acknowledged for record in self._on_the_way), return_exceptions=True)
         if self._next_look is not None:
             self._next_look.cancel()
-        self._producer = self._next_look = None
+        self._producer = self._former = self._next_look = None
 
     async def publish(self, topic: str, request_id: str, value: bytes, headers: KafkaHeaders) -> None:
         """Publish a record keyed by the request id; return when it is acknowledged.
@@ -172,11 +202,9 @@ class AsyncPublisher:
         if not self.breaker.lets_through(now_ms):
             raise away()
         assert self._loop is not None and self._producer is not None  # noqa: S101, PT018 - a mistake in this package
-        record = _Record(self._loop.create_future(), topic, request_id, size, now_ms)
+        record = _Record(self._loop.create_future(), topic, request_id, value, headers, now_ms)
         try:
-            self._producer.produce(
-                topic, value, request_id.encode(), headers=headers, on_delivery=partial(self._reported, record)
-            )
+            self._send(record)
         except BufferError:
             self.breaker.abandoned()
             raise busy() from None
@@ -236,9 +264,68 @@ class AsyncPublisher:
         oldest = next(iter(records), None)
         return oldest is not None and now_ms - oldest.sent_at_ms > _STALLED_MS
 
+    def _send(self, record: _Record) -> None:
+        """Raises BufferError and KafkaException."""
+        try:
+            self._produce(record)
+        except KafkaException as error:
+            if error.args[0].code() != KafkaError._FATAL or self._former is not None:
+                raise
+            self._go_on_without_id(reason_of(error))
+            self._produce(record)
+
+    def _produce(self, record: _Record) -> None:
+        assert self._producer is not None  # noqa: S101 - a mistake in this package
+        self._producer.produce(
+            record.topic,
+            record.value,
+            record.request_id.encode(),
+            headers=record.headers,
+            on_delivery=partial(self._reported, record),
+        )
+
     def _on_error(self, error: KafkaError) -> None:
         if error.fatal():
             self.on_failure(KafkaException(error))
+
+    def _on_error_of_idempotent(self, error: KafkaError) -> None:
+        # Runs inside ``poll``: the other producer is made afterwards.
+        if error.fatal():
+            self._lost_id = error.str()
+
+    def _poll(self) -> None:
+        for producer in (self._former, self._producer):
+            if producer is None:
+                continue
+            try:
+                producer.poll(0)
+            except KafkaException as error:
+                if not error.args[0].fatal() or (producer is self._producer and self._former is not None):
+                    raise
+                self._lost_id = reason_of(error)
+        if self._lost_id is not None:
+            self._go_on_without_id(self._lost_id)
+
+    def _go_on_without_id(self, reason: str) -> None:
+        """Put a producer without an id in the place of the idempotent one, if that has not happened."""
+        if self._former is not None or self._producer is None:
+            return
+        log.error("producer_id_lost", reason=reason)
+        self._former, self._producer = self._producer, self.make_producer(self._on_error, False)
+        # What it has not sent, the other one sends; what is in flight it still reports.
+        self._former.purge(in_flight=False, blocking=False)
+
+    def _is_sent_again(self, record: _Record, error: KafkaError) -> bool:
+        """Whether a record that the idempotent producer lost with its id is on its way once more."""
+        if error.code() not in _ID_LOST_ERRORS or record.is_second_try or record.acknowledged.done():
+            return False
+        record.is_second_try = True
+        self._go_on_without_id(f"{error.name()} from {record.topic}")
+        try:
+            self._send(record)
+        except (BufferError, KafkaException):
+            return False
+        return True
 
     def _look_in(self, seconds: float) -> None:
         assert self._loop is not None  # noqa: S101 - a mistake in this package
@@ -257,7 +344,7 @@ class AsyncPublisher:
         if self._producer is None or self._has_failed:
             return False
         try:
-            self._producer.poll(0)
+            self._poll()
             reports, self._reports = self._reports, []
             self._settle(reports)
         except Exception as error:  # noqa: BLE001 - the process ends with it
@@ -274,6 +361,8 @@ class AsyncPublisher:
     def _settle(self, reports: list[tuple[_Record, KafkaError | None]]) -> None:
         now_ms = self.clock()
         for record, error in reports:
+            if error is not None and self._is_sent_again(record, error):
+                continue
             self._on_the_way.pop(record, None)
             of_topic = self._of_topic.get(record.topic, {})
             of_topic.pop(record, None)

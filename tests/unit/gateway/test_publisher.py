@@ -25,6 +25,7 @@ class Producer:
     sent: list[tuple[bytes, DeliveryReport]] = field(default_factory=list)
     refuses: Exception | None = None
     dies: Exception | None = None
+    was_purged: bool = False
     errors: list[KafkaError] = field(default_factory=list)
     on_error: Callable[[KafkaError], None] = lambda _error: None
     _reports: list[Report] = field(default_factory=list)
@@ -49,6 +50,11 @@ class Producer:
             count += 1
         return count
 
+    def purge(self, *, in_flight: bool, blocking: bool) -> None:
+        assert not in_flight, "what is in flight may be in the log"
+        assert not blocking, "the event loop waits for nothing"
+        self.was_purged = True
+
     def report(self, code: int | None = None) -> None:
         """The oldest record was acknowledged, or given up with this error."""
         _, on_delivery = self.sent.pop(0)
@@ -58,14 +64,17 @@ class Producer:
 @dataclass
 class Bench:
     producer: Producer = field(default_factory=Producer)
+    without_id: Producer = field(default_factory=Producer)
+    """Takes the place of the other one, which is idempotent."""
     failures: list[BaseException] = field(default_factory=list)
     now_ms: int = 1_000
 
     def run(self, test: Callable[[AsyncPublisher], Awaitable[None]]) -> None:
         async def main() -> None:
-            def made(on_error: Callable[[KafkaError], None]) -> Producer:
-                self.producer.on_error = on_error
-                return self.producer
+            def made(on_error: Callable[[KafkaError], None], is_idempotent: bool) -> Producer:
+                producer = self.producer if is_idempotent else self.without_id
+                producer.on_error = on_error
+                return producer
 
             publisher = AsyncPublisher(
                 made,  # type: ignore[arg-type]  # a double
@@ -409,14 +418,107 @@ def test_a_producer_that_dies_is_told_and_nobody_waits_for_it() -> None:
     assert [type(failure) for failure in bench.failures] == [KafkaException]
 
 
-def test_a_fatal_error_of_the_connection_is_told_and_another_is_not() -> None:
+FATAL = KafkaError(KafkaError._FATAL, "out of order sequence number", fatal=True)
+
+
+@pytest.mark.parametrize(
+    "code",
+    [KafkaError.OUT_OF_ORDER_SEQUENCE_NUMBER, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.UNKNOWN_PRODUCER_ID],
+)
+def test_a_record_that_is_lost_with_the_producers_id_is_sent_without_one(code: int) -> None:
+    bench = Bench()
+
+    async def test(publisher: AsyncPublisher) -> None:
+        lost, other = publish(publisher, 1), publish(publisher, 2, topic="requests.globex")
+        await asyncio.sleep(0)
+        bench.producer.report(code)
+        await eventually_async(lambda: bench.without_id.sent, what="the record, once more")
+        assert [key for key, _ in bench.without_id.sent] == [b"id-1"]
+        assert bench.producer.was_purged
+        later = publish(publisher, 3)
+        await asyncio.sleep(0)
+        for _ in range(2):
+            bench.without_id.report()
+        # What was in flight with an id is still acknowledged.
+        bench.producer.report()
+        assert [await outcome_of(call) for call in (lost, other, later)] == [None] * 3
+        assert publisher.is_available
+
+    bench.run(test)
+    assert bench.failures == []
+
+
+@pytest.mark.parametrize("where", ["poll", "error_cb", "produce"])
+def test_a_fatal_error_of_the_idempotent_producer_ends_nothing(where: str) -> None:
+    bench = Bench()
+
+    async def test(publisher: AsyncPublisher) -> None:
+        waiting = publish(publisher, 1)
+        await asyncio.sleep(0)
+        if where == "poll":
+            bench.producer.dies = KafkaException(FATAL)
+        elif where == "error_cb":
+            bench.producer.errors = [FATAL]
+        else:
+            bench.producer.refuses = KafkaException(FATAL)
+            next_one = publish(publisher, 2)
+        await eventually_async(lambda: bench.producer.was_purged, what="the other producer")
+        bench.producer.dies = None
+        bench.producer.report(KafkaError._PURGE_QUEUE)
+        expected = 2 if where == "produce" else 1
+        await eventually_async(lambda: len(bench.without_id.sent) == expected, what="the records, once more")
+        for _ in range(expected):
+            bench.without_id.report()
+        assert await outcome_of(waiting) is None
+        if where == "produce":
+            assert await outcome_of(next_one) is None
+
+    bench.run(test)
+    assert bench.failures == []
+
+
+def test_a_record_is_sent_again_once() -> None:
+    bench = Bench()
+
+    async def test(publisher: AsyncPublisher) -> None:
+        call = publish(publisher)
+        await asyncio.sleep(0)
+        bench.producer.report(KafkaError.INVALID_PRODUCER_EPOCH)
+        await eventually_async(lambda: bench.without_id.sent, what="the record, once more")
+        bench.without_id.report(KafkaError.INVALID_PRODUCER_EPOCH)
+        error = await outcome_of(call)
+        assert error is not None
+        assert error.code == UNAVAILABLE
+        assert publisher.on_the_way == 0
+
+    bench.run(test)
+
+
+def test_a_record_that_may_be_in_the_log_is_not_sent_again() -> None:
+    bench = Bench()
+
+    async def test(publisher: AsyncPublisher) -> None:
+        lost, uncertain = publish(publisher, 1), publish(publisher, 2)
+        await asyncio.sleep(0)
+        bench.producer.report(KafkaError.INVALID_PRODUCER_EPOCH)
+        bench.producer.report(KafkaError._MSG_TIMED_OUT)
+        error = await outcome_of(uncertain)
+        assert error is not None
+        assert error.code == UNCERTAIN
+        bench.without_id.report()
+        assert await outcome_of(lost) is None
+
+    bench.run(test)
+
+
+def test_a_fatal_error_without_an_id_is_told_and_another_error_is_not() -> None:
     bench = Bench()
 
     async def test(_publisher: AsyncPublisher) -> None:
-        bench.producer.errors = [
-            KafkaError(KafkaError._FATAL, "fenced", fatal=True),
-            KafkaError(KafkaError._ALL_BROKERS_DOWN),
-        ]
+        bench.producer.errors = [FATAL, KafkaError(KafkaError._ALL_BROKERS_DOWN)]
+        await eventually_async(lambda: bench.producer.was_purged, what="the other producer")
+        assert bench.failures == []
+        bench.without_id.errors = [FATAL, KafkaError(KafkaError._ALL_BROKERS_DOWN)]
         await eventually_async(lambda: bench.failures, what="the failure")
 
     bench.run(test)

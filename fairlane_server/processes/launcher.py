@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -54,12 +54,14 @@ class Launcher:
         environments: of the workers.
         drain_timeout_s: how long the workers may take to end.
         inherited: open file descriptors that the workers get.
+        on_end: called before the workers are asked to end.
     """
 
     command: Sequence[str]
     environments: Sequence[Mapping[str, str]]
     drain_timeout_s: float
     inherited: Sequence[int] = ()
+    on_end: Callable[[], None] | None = None
     policy: RestartPolicy = field(default_factory=RestartPolicy)
     _stop: StopSignal = field(default_factory=StopSignal)
 
@@ -74,6 +76,8 @@ class Launcher:
             self._stop.wait(_LOOK_EVERY_S)
         if reason is not None:
             log.error("launcher_gave_up", reason=reason)
+        if self.on_end is not None:
+            self.on_end()
         status = self._end_all([slot.process for slot in slots if slot.process is not None])
         return status if reason is None else status or 1
 

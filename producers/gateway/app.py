@@ -185,15 +185,19 @@ class Gateway:
         return 0 if self.calls is None else self.calls.open_calls
 
     def drain(self) -> None:
-        """Reject new requests and wait for accepted ones. Event streams end now: their clients can reconnect to any
-        instance. Call on the event loop."""
-        self._submitter.is_draining = True
+        """Report unready, and end event streams: their clients can reconnect to any instance. Call on the event
+        loop."""
         self._native.ending.set()
         self.readiness.set("serving", "draining")
 
-    def end_waiting(self) -> None:
-        """Drain, and answer every waiting call that its request goes on. Call on the event loop."""
+    def refuse(self) -> None:
+        """Drain, reject new requests, and wait for accepted ones. Call on the event loop."""
         self.drain()
+        self._submitter.is_draining = True
+
+    def end_waiting(self) -> None:
+        """Refuse, and answer every waiting call that its request goes on. Call on the event loop."""
+        self.refuse()
         self._pending.end_waiting()
         self._publisher.end_waiting()
         self._results.arrivals.end_waiting()
@@ -287,7 +291,7 @@ class Gateway:
                 stack.push_async_callback(_cancelled, task)
             self.readiness.set("serving")
             yield
-            self.drain()
+            self.refuse()
 
     async def _upkeep(self) -> None:
         """Keep the readiness condition ``log`` up to date."""

@@ -1,14 +1,19 @@
 """Serve the gateway until SIGTERM, then until its calls are answered."""
 
+import asyncio
+import os
 import resource
 import socket
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
 
 import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairlane import logs
 from fairlane.settings import Settings
@@ -23,8 +28,12 @@ from producers.gateway.workers import inherited_listener, run_workers
 
 log = logs.get_logger(__name__)
 
+_LAST_CALLS_S = 2.0
+"""How long a draining instance serves what comes over open connections: a balancer uses those that it has until it
+finds the port closed."""
 _ANSWERS_S = 2.0
 """For answering the calls that still wait when the drain ends."""
+_CLOSE = (b"connection", b"close")
 _GRACE_S = 2
 _EXIT_MARGIN_S = 6.0
 _FORCED_S = 5.0
@@ -38,10 +47,11 @@ _DESCRIPTORS_BESIDES = 512
 class GatewayServer(uvicorn.Server):
     """Uvicorn server with a graceful drain.
 
-    After the first signal open calls go on, new ones get 503, and the server ends when none is left. After
-    ``drain_timeout_s``, or when the gateway fails, the remaining calls are answered that their requests go on. A second
-    signal ends the server at once. A watching thread ends the process if the event loop does not react, or has not
-    started."""
+    The first signal closes the port. Calls under way go on, and each open connection is closed by its next answer: a
+    call may be on its way over it. After ``_LAST_CALLS_S`` idle connections are closed, further calls get 503, and the
+    server ends when no call is left. After ``drain_timeout_s``, or when the gateway fails, the remaining calls are
+    answered that their requests go on. A second signal ends the server at once. A watching thread ends the process if
+    the event loop does not react, or has not started."""
 
     def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_timeout_s: float) -> None:
         super().__init__(config)
@@ -50,6 +60,7 @@ class GatewayServer(uvicorn.Server):
         self._signals = 0
         self._seen: SimpleQueue[bool] = SimpleQueue()
         """True for each signal; False ends the watching thread."""
+        self._refuses_at: float | None = None
         self._ends_at: float | None = None
         self._exits_at: float | None = None
 
@@ -89,17 +100,74 @@ class GatewayServer(uvicorn.Server):
         now = monotonic()
         if self._signals and self._ends_at is None:
             self._ends_at = now + self._drain_timeout_s
+            self._refuses_at = min(now + _LAST_CALLS_S, self._ends_at)
             self._gateway.drain()
+            if self.started:
+                await self._take_last_calls()
         if self._ends_at is None and self._gateway.failure is not None:
             self._ends_at = now
         if self._ends_at is not None:
             is_late = self._gateway.failure is not None or now > self._ends_at
             if is_late and self._exits_at is None:
                 self._exits_at = now + _ANSWERS_S
+                self._refuses_at = None
                 self._gateway.end_waiting()
-            if not self._gateway.open_calls or (self._exits_at is not None and now > self._exits_at):
+            if self._refuses_at is not None and (now >= self._refuses_at or not self.server_state.connections):
+                self._refuses_at = None
+                self._refuse()
+            is_done = self._refuses_at is None and not self._gateway.open_calls
+            if is_done or (self._exits_at is not None and now > self._exits_at):
                 self.should_exit = True
         return await super().on_tick(counter)
+
+    async def _take_last_calls(self) -> None:
+        """Close the port, and every open connection with its next answer."""
+        # Uvicorn makes the headers of later answers from the first list, once a second.
+        self.config.encoded_headers.append(_CLOSE)
+        self.server_state.default_headers = [*self.server_state.default_headers, _CLOSE]
+        for connection in self.server_state.connections:
+            if isinstance(connection, HttpToolsProtocol) and _is_unanswered(connection):
+                connection.cycle.keep_alive = False
+        # Closing a socket resets the connections in its queue, whose callers may have sent their calls. So each queue
+        # is emptied, through a second descriptor, right before that closes the socket.
+        kept = [socket.socket(fileno=os.dup(each.fileno())) for server in self.servers for each in server.sockets]
+        for server in self.servers:
+            server.close()
+        loop = asyncio.get_running_loop()
+        protocol = partial(  # type: ignore[call-arg]  # as uvicorn calls it
+            self.config.http_protocol_class,
+            config=self.config,
+            server_state=self.server_state,
+            app_state=self.lifespan.state,
+        )
+        for listener in kept:
+            with listener:
+                waiting = list(_waiting(listener))
+            for each in waiting:
+                # Raised for one that was given up meanwhile.
+                with suppress(OSError):
+                    await loop.connect_accepted_socket(protocol, each)
+
+    def _refuse(self) -> None:
+        """Refuse new calls, and close connections without one."""
+        self._gateway.refuse()
+        for connection in list(self.server_state.connections):
+            if isinstance(connection, HttpToolsProtocol):
+                connection.shutdown()
+
+
+def _is_unanswered(connection: HttpToolsProtocol) -> bool:
+    """Whether the headers of its latest call's answer have yet to be sent."""
+    # None before the first call.
+    return connection.cycle is not None and not connection.cycle.response_started  # type: ignore[redundant-expr]  # as above
+
+
+def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
+    """The connections in a listening socket's queue."""
+    listener.setblocking(False)
+    with suppress(OSError):
+        while True:
+            yield listener.accept()[0]
 
 
 def main() -> int:

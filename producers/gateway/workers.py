@@ -36,4 +36,8 @@ def run_workers(settings: Settings) -> int:
             for number in range(settings.gateway_workers)
         ]
         command = (sys.executable, "-m", "producers.gateway")
-        return Launcher(command, environments, settings.drain_timeout_s, (listener.fileno(),)).run()
+        # A draining worker closes the port, which is closed when nobody has it open.
+        launcher = Launcher(
+            command, environments, settings.drain_timeout_s, (listener.fileno(),), on_end=listener.close
+        )
+        return launcher.run()

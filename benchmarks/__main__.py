@@ -22,6 +22,7 @@ from benchmarks.peers import PeersMissingError
 from benchmarks.result import ReportError, Result, read_results, write
 from benchmarks.traffic import SHAPES
 from benchmarks.vllm_direct import VllmMissingError
+from deploy.local.nginx import NginxMissingError
 from producers.replay.trace import TraceError
 
 # In the order of the document. Each is a module of this name, with "_" for "-".
@@ -41,7 +42,7 @@ _NAMES = (
         "queue-cost",
     ),
     *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),
-    *("streaming", "retrieval", "cache", "grounded", "gateway", "sync-call", "backfill"),
+    *("streaming", "retrieval", "cache", "grounded", "gateway", "edge", "sync-call", "backfill"),
 )
 _MODULES = tuple(import_module(f"benchmarks.{name.replace('-', '_')}") for name in _NAMES)
 BENCHMARKS: dict[str, Callable[..., Result]] = {module.NAME: module.run for module in _MODULES}
@@ -99,7 +100,7 @@ def _run(name: str, options: Mapping[str, Any], console: Console, *, as_json: bo
     with redirect_stdout(sys.stderr):
         try:
             result = BENCHMARKS[name](**options)
-        except (VllmMissingError, PeersMissingError, TraceError, FileNotFoundError) as error:
+        except (VllmMissingError, NginxMissingError, PeersMissingError, TraceError, FileNotFoundError) as error:
             _refuse(str(error))
     if as_json:
         print(json.dumps(result.as_json()), flush=True)

@@ -10,6 +10,7 @@ processor time is part of the result (``cpu_us_per_request``).
 
 import asyncio
 import json
+import os
 import random
 import subprocess
 import sys
@@ -74,12 +75,14 @@ class HttpLoadResult:
         return sum(count for status, count in self.statuses.items() if status != "202")
 
 
-def load(order: Order) -> HttpLoadResult:
-    """Run an order in another process. Raises RuntimeError with its last words when it fails."""
+def load(order: Order, env: Mapping[str, str] | None = None) -> HttpLoadResult:
+    """Run an order in another process, whose environment gets ``env`` too. Raises RuntimeError with its last words when
+    it fails."""
     timeout_s = order.seconds + _CALL_TIMEOUT_S + _START_AND_END_S
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.http_load"],
         input=json.dumps(asdict(order)),
+        env={**os.environ, **(env or {})},
         capture_output=True,
         text=True,
         timeout=timeout_s,

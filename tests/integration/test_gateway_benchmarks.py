@@ -5,11 +5,12 @@ from contextlib import nullcontext
 
 import pytest
 
-from benchmarks import gateway, http_load, sync_call
+from benchmarks import edge, gateway, http_load, sync_call
 from benchmarks.cluster import BenchStack, HttpService, cluster
 from benchmarks.http_load import Order
 from benchmarks.processes import cpu_s
 from benchmarks.simulated_pool import INSTANT_SERVICES
+from tests.kit.nginx_kit import needs_nginx
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -34,13 +35,15 @@ def served(running: BenchStack) -> Iterator[HttpService]:
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch, running: BenchStack, served: HttpService) -> None:
-    for module in (gateway, sync_call):
+    for module in (gateway, sync_call, edge):
         monkeypatch.setattr(module, "repeated", lambda measure: (measure(0),))
         monkeypatch.setattr(module, "cluster", lambda *_arguments, **_options: nullcontext(running))
     monkeypatch.setattr(BenchStack, "gateway", lambda *_arguments: nullcontext(served))
-    monkeypatch.setattr(gateway, "SECONDS", 1.0)
-    monkeypatch.setattr(gateway, "WARM_UP_S", 0.2)
-    monkeypatch.setattr(gateway, "CONNECTIONS", 8)
+    for module in (gateway, edge):
+        monkeypatch.setattr(module, "SECONDS", 1.0)
+        monkeypatch.setattr(module, "WARM_UP_S", 0.2)
+        monkeypatch.setattr(module, "CONNECTIONS", 8)
+    monkeypatch.setattr(edge, "IDLE", 20)
     monkeypatch.setattr(sync_call, "CALLS", 5)
     monkeypatch.setattr(sync_call, "WARM_UP", 1)
 
@@ -62,6 +65,17 @@ def test_gateway_divides_its_rate_by_the_bare_routes() -> None:
     assert 0 < run["p50_ms"] <= run["p99_ms"]
     assert run["gateway_us"] > 0
     assert run["load_us"] > 0
+
+
+@needs_nginx
+def test_edge_has_the_same_calls_with_and_without_it() -> None:
+    run, idle = edge.run().runs
+
+    assert run["ratio"] == pytest.approx(run["edge_per_s"] / run["gateway_per_s"])
+    assert run["added_ms"] == pytest.approx(run["edge_p50_ms"] - run["gateway_p50_ms"])
+    assert run["edge_us"] > 0
+    assert idle["callers"] == 20
+    assert idle["edge_bytes"] > 0
 
 
 def test_sync_call_takes_the_sdks_own_time_away() -> None:

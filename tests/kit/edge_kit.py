@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI, Request, WebSocket
 from prometheus_client import REGISTRY
 from starlette.responses import Response, StreamingResponse
+from starlette.types import ASGIApp
 
 from producers.gateway.edge.connections import CloseReason, Connections
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, LimitedProtocol
@@ -95,10 +96,10 @@ class Edge:
 
 
 @contextmanager
-def edge(connections: Connections) -> Iterator[Edge]:
+def edge(connections: Connections, app: ASGIApp | None = None) -> Iterator[Edge]:
     """Served until the end of the block; whatever came, nothing is left of it."""
     config = uvicorn.Config(
-        application(),
+        app or application(),
         http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="websockets-sansio",
         loop="uvloop",
@@ -107,6 +108,7 @@ def edge(connections: Connections) -> Iterator[Edge]:
         log_config=None,
         access_log=False,
         server_header=False,
+        proxy_headers=False,
         headers=DEFAULT_HEADERS,
         timeout_graceful_shutdown=1,
     )

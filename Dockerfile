@@ -47,7 +47,7 @@ COPY inference_consumers inference_consumers
 COPY producers producers
 COPY schemas schemas
 COPY topics.yaml ./
-COPY deploy/models.yaml deploy/tenants.yaml deploy/
+COPY deploy/models.yaml deploy/prices.yaml deploy/tenants.yaml deploy/
 COPY deploy/migrations deploy/migrations
 RUN python -m compileall -q .
 # The root file system is read-only: Faust creates a folder even if it keeps nothing in it, the hub's library has a cache.

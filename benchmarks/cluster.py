@@ -207,7 +207,9 @@ def cluster(
         models_file = MODELS_FILE if models is None else folder / "models.yaml"
         if models is not None:
             models_file.write_text(yaml.safe_dump({"models": [dict(model) for model in models]}))
-        files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file)}
+        prices_file = folder / "prices.yaml"
+        prices_file.write_text(yaml.safe_dump({"currency": "XTS", "prices": _prices_of(models_file)}))
+        files = {"TENANTS_FILE": str(tenants_file), "MODELS_FILE": str(models_file), "PRICES_FILE": str(prices_file)}
         shared = {**files, "LOG_LEVEL": "WARNING", **(env or {})}
         setup = [
             replace(step, env=files)
@@ -228,6 +230,13 @@ def cluster(
         with stack:
             settings = Settings(**stack.endpoints.kafka_settings(ADMIN_USER).model_dump(exclude_unset=True))
             yield BenchStack(stack, settings, folder, shared)
+
+
+def _prices_of(models_file: Path) -> list[dict[str, object]]:
+    """A price of every model, so that pricing is part of what is measured."""
+    tokens = {"input": "0.1", "output": "0.4"}
+    models = [model.model for model in load_models(models_file)]
+    return [{"model": model, "from": "2026-01-01", "per_million_tokens": tokens} for model in models]
 
 
 @contextmanager

@@ -7,6 +7,9 @@ from time import thread_time
 
 from prometheus_client import Counter, Gauge, Histogram
 
+from fairlane.money import NANOS_PER_UNIT
+from fairlane.records import Cost
+
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
 
@@ -58,6 +61,12 @@ ENGINE_BUSY_SECONDS = Counter(
     ["model"],
 )
 TOKENS = Counter("fairlane_tokens_total", "Tokens processed", ["tenant", "model", "kind"])
+COST = Counter(
+    "fairlane_cost_total",
+    "Cost of requests, in units of the currency; exact sums are in Postgres",
+    ["tenant", "model", "currency"],
+)
+UNPRICED = Counter("fairlane_unpriced_total", "Requests without a known cost: no price was in force", ["model"])
 HANDED_BACK = Counter(
     "fairlane_handed_back_total",
     "Work returned to the dispatchers because no engine had room for it, or its engine hung",
@@ -250,8 +259,16 @@ GATEWAY_UNREADABLE = Counter(
 def forget_tenants(tenants: Iterable[str]) -> None:
     """Remove the series that a dispatcher keeps for these tenants."""
     for tenant in tenants:
-        for metric in (REQUESTS_READ, DECISIONS, CANCELS_PASSED_ON, DEGRADATIONS, SERVED_TOKENS):
+        for metric in (REQUESTS_READ, DECISIONS, CANCELS_PASSED_ON, DEGRADATIONS, SERVED_TOKENS, COST):
             metric.remove_by_labels({"tenant": tenant})
+
+
+def count_cost(tenant: str, model: str, cost: Cost | None) -> None:
+    """Count the cost of a request, or that it is not known."""
+    if cost is None:
+        UNPRICED.labels(model=model).inc()
+    elif cost.nanos:
+        COST.labels(tenant=tenant, model=model, currency=cost.currency).inc(cost.nanos / NANOS_PER_UNIT)
 
 
 @contextmanager

@@ -29,6 +29,9 @@ MAX_REQUEST_HEADER_BYTES = 32 * 1024
 MAX_KEY_BYTES = 1_024
 """Longest key kept with a dead letter."""
 
+MAX_REQUESTED_BY_CHARS = 260
+"""Of ``requested_by``: the longest subject of a token, and its prefix."""
+
 MAX_STOP_STRINGS = 8
 MAX_METADATA_BYTES = 8_192
 

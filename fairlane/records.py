@@ -8,6 +8,7 @@ and priorities are strings: an older reader must be able to read a symbol that w
 from dataclasses import field
 
 from fairlane.frozen import frozen_dataclass
+from fairlane.money import nanos_text
 
 MOST_INPUT_ITEMS = 4_096
 """Most texts, documents or messages of one request, whatever a deployment allows; no engine takes more."""
@@ -68,7 +69,9 @@ class InferenceRequest:
     ``group`` names one of the tenant's own groups, which share its weight. ``replay_of`` is the id of the dead-lettered
     request that this one replays. ``cache`` says which earlier answers may be reused (none, exact or semantic); None
     means the tenant's default. With ``conversation_id`` the input holds the new messages, and earlier turns are added;
-    ``conversation_after`` is the id of the turn that must be among them.
+    ``conversation_after`` is the id of the turn that must be among them. ``requested_by`` is ``key:`` and the id of the
+    API key, or ``user:`` and the subject of the token, with which the gateway was called; a tenant's own programs may
+    write anything there.
     """
 
     request_id: str
@@ -87,6 +90,7 @@ class InferenceRequest:
     replay_of: str | None = None
     cache: str | None = None
     conversation_after: str | None = None
+    requested_by: str | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -220,6 +224,19 @@ class TokenUsage:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class Cost:
+    """Price of what a request used: billionths of one unit of a currency (ISO 4217)."""
+
+    nanos: int
+    currency: str
+
+    @property
+    def amount(self) -> str:
+        """In units of the currency, exactly: ``0.0001536``."""
+        return nanos_text(self.nanos)
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class Timings:
     """When a request passed each stage, milliseconds since the epoch; None for a stage it did not reach."""
 
@@ -264,7 +281,8 @@ class InferenceReply:
 
     ``replay_of`` is copied from the request. ``attempts`` counts the engine runs that included the item; it is also 1
     when none ran, and from older consumers. With ``cache_use`` the output, its usage and its passages are those of an
-    earlier answer. ``turn`` is set when the reply continues a conversation.
+    earlier answer. ``turn`` is set when the reply continues a conversation. ``cost`` is None where no price is known; a
+    copy (``replayed``) repeats it, and costs nothing more.
     """
 
     request_id: str
@@ -293,6 +311,7 @@ class InferenceReply:
     cache_use: CacheUse | None = None
     history_use: HistoryUse | None = None
     turn: ConversationTurn | None = None
+    cost: Cost | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -313,7 +332,9 @@ class UsageEvent:
     """Cost of one work item. Emitted once for every outcome of dispatched work; ``work`` is its coordinate.
 
     With ``cached`` an earlier answer was reused: nothing ran, ``work`` is the position of the request, and the tokens
-    are those of the answer.
+    are those of the answer. ``cost`` follows from the other fields and the prices that were published when the event
+    was written; None where no price was known. ``batch_size`` items shared ``engine_ms``; 0 when none ran, and 1 from
+    older writers. ``images`` counts those that a model looked at. ``requested_by`` is copied from the request.
     """
 
     request_id: str
@@ -332,6 +353,10 @@ class UsageEvent:
     occurred_at_ms: int
     work: SourceCoordinate
     cached: bool = False
+    images: int = 0
+    batch_size: int = 1
+    cost: Cost | None = None
+    requested_by: str | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -518,6 +543,31 @@ class ModelVersion:
     tensor_parallel_size: int = 1
 
 
+@frozen_dataclass(frozen=True, slots=True)
+class Price:
+    """Prices of a model in force from a time on, in billionths of the currency's unit: of a million tokens by kind, of
+    a second of an engine, of an image, and of an answer from the cache. ``version`` None: of every version that has no
+    price of its own then."""
+
+    from_ms: int
+    version: str | None = None
+    input_nanos: int = 0
+    cached_input_nanos: int = 0
+    output_nanos: int = 0
+    engine_second_nanos: int = 0
+    image_nanos: int = 0
+    cached_answer_nanos: int = 0
+
+
+@frozen_dataclass(frozen=True, slots=True)
+class ModelPrices:
+    """All prices of a model, past and to come, in one currency (ISO 4217)."""
+
+    model: str
+    currency: str
+    prices: tuple[Price, ...]
+
+
 type_by_name: dict[str, type] = {
     record.__name__: record
     for record in (
@@ -533,6 +583,7 @@ type_by_name: dict[str, type] = {
         ModelVersion,
         CancelRequest,
         Cancellation,
+        ModelPrices,
     )
 }
 """The top-level records by the names of their schemas."""

@@ -221,6 +221,8 @@ class Settings(KafkaSettings):
     """File that defines the models and the pools that serve them."""
     tenants_file: Path = Path("deploy/tenants.yaml")
     """File that defines the tenants."""
+    prices_file: Path = Path("deploy/prices.yaml")
+    """File that defines the prices of the models."""
 
     recorder_batch_records: int = Field(1_000, ge=1)
     """Most records in one Postgres transaction of the recorder."""
@@ -230,6 +232,8 @@ class Settings(KafkaSettings):
     idempotency key."""
     usage_ttl_s: int = Field(7_776_000, ge=86_400)
     """How long usage records are kept in Postgres."""
+    usage_daily_ttl_s: int = Field(94_608_000, ge=86_400)
+    """How long the daily sums of usage and costs are kept in Postgres; never shorter than USAGE_TTL_S."""
     audit_ttl_s: int = Field(7_776_000, ge=86_400)
     """How long audit records (decisions and their reasons) are kept in Postgres."""
     conversation_ttl_s: int = Field(2_592_000, ge=1)

@@ -14,7 +14,7 @@ from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
 _ENGINE = re.compile(r"[a-z][a-z0-9-]{0,63}")
 _QUANTIZATION = re.compile(r"[a-z][a-z0-9_-]{0,63}")
-_VERSION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+VERSION_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 _DTYPES = ("float32", "bfloat16", "float16")
 
@@ -75,7 +75,7 @@ _LIMITS: dict[str, Reader] = {
 _OPTIONAL_LIMITS: dict[str, Reader] = {"max_batch_size": _whole, "max_batch_tokens": _whole}
 _REQUIRED: dict[str, Reader] = {
     "model": partial(YamlNode.string, pattern=MODEL_PATTERN),
-    "version": partial(YamlNode.string, pattern=_VERSION),
+    "version": partial(YamlNode.string, pattern=VERSION_PATTERN),
     "pool": partial(YamlNode.string, pattern=_POOL),
     "engine": partial(YamlNode.string, pattern=_ENGINE),
     "tasks": partial(YamlNode.choices, kind="task", known=tuple(Task), least=1),

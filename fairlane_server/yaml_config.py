@@ -7,12 +7,16 @@ wrong kind raises a `ConfigError` with the file, the line and the key.
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 _LARGEST_INTEGER = 2**63 - 1
+_DECIMAL = re.compile(r"([0-9]{1,18})(?:\.([0-9]{1,18}))?")
+_UTC = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}:[0-9]{2}Z)?")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ConfigError(Exception):
@@ -28,7 +32,8 @@ class ConfigError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class YamlNode:
-    """One value and its position. ``key`` is its dotted path, such as ``models[1].limits``; "" is the whole file."""
+    """One value and its position. ``key`` is its dotted path, such as ``models[1].limits``; "" is the whole file.
+    ``text`` is a scalar as it is written, without quotes."""
 
     file: Path
     line: int
@@ -36,6 +41,7 @@ class YamlNode:
     value: object
     fields: dict[str, "YamlNode"] = field(default_factory=dict)
     items: tuple["YamlNode", ...] = ()
+    text: str | None = None
 
     def error(self, message: str) -> ConfigError:
         """Build an error about this value, for the caller to raise."""
@@ -119,6 +125,31 @@ class YamlNode:
             raise self.error(f"must be from {minimum} to {maximum}, not {self.value}")
         return float(self.value)
 
+    def decimal(self, places: int, maximum: int) -> int:
+        """A decimal number from 0 to ``maximum``, in units of its last of ``places`` decimal places. It is read as it
+        is written, never as a float."""
+        found = None if self.text is None else _DECIMAL.fullmatch(self.text)
+        if found is None:
+            raise self.error(f"must be a decimal number from 0 on, such as 0.25, not {self.value!r}")
+        whole, fraction = found[1], found[2] or ""
+        if len(fraction.rstrip("0")) > places:
+            raise self.error(f"must have at most {places} decimal places, not {self.text}")
+        units_per_one: int = 10**places
+        units = int(whole) * units_per_one + int(fraction[:places].ljust(places, "0"))
+        if units > maximum * units_per_one:
+            raise self.error(f"must be from 0 to {maximum}, not {self.text}")
+        return units
+
+    def utc_ms(self) -> int:
+        """A date, or a date and a time in UTC that ends in Z, as milliseconds since the epoch."""
+        if self.text is None or _UTC.fullmatch(self.text) is None:
+            raise self.error(f"must be a date or a UTC time, 2026-01-31 or 2026-01-31T18:00:00Z, not {self.value!r}")
+        try:
+            at = datetime.fromisoformat(self.text.removesuffix("Z"))
+        except ValueError as error:
+            raise self.error(f"{self.text}: {error}") from None
+        return (at.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
+
 
 Reader = Callable[[YamlNode], Any]
 """Makes a value of a node. Raises ConfigError."""
@@ -180,7 +211,12 @@ class _Builder:
                 for index, item in enumerate(node.value)
             )
             return YamlNode(self.file, line, key, [item.value for item in items], items=items)
-        return YamlNode(self.file, line, key, self.loader.construct_object(node))
+        try:
+            value = self.loader.construct_object(node)
+        except ValueError as error:
+            # A date such as 2026-02-30.
+            raise ConfigError(self.file, line, f"{key}: {error}") from None
+        return YamlNode(self.file, line, key, value, text=node.value)
 
     def _pairs(self, node: yaml.MappingNode) -> Iterator[tuple[str, yaml.Node, int]]:
         seen: dict[Hashable, int] = {}

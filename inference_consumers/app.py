@@ -11,12 +11,14 @@ from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
+from fairlane.codec import Codec
 from fairlane.kafka_config import chunk_producer, heartbeat_producer
 from fairlane.names import consumer_transactional_ids, pool_group
 from fairlane.ownership import Ownership
 from fairlane.records import CapacityReport, ModelVersion
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
+from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import TransactionLoop
@@ -105,7 +107,9 @@ class ConsumerApp:
         self._health.start()
         ownership = Ownership(settings.max_undone_span)
         transactions = self._transactions(ownership)
-        consumer = self._consumer(ownership, transactions)
+        codec = codec_for(settings)
+        prices = PublishedPrices(settings, codec, self._fail)
+        consumer = self._consumer(ownership, transactions, codec, prices)
         driver = consumer.driver
         if not self._load_engines(driver):
             return 0
@@ -118,6 +122,7 @@ class ConsumerApp:
         feed.on_failure(self._fail)
         member = PoolMember(settings, self._pool, ownership, partial(self._revoked, consumer, transactions))
         try:
+            prices.start()
             feed.start()
             threading.Thread(target=self._guarded, args=(driver.feed,), name="feeder", daemon=True).start()
             member.join()
@@ -134,6 +139,7 @@ class ConsumerApp:
         reporter.stop()
         self._drain(consumer, transactions, member)
         feed.stop()
+        prices.stop()
         reporter.join()
         if self._failure is not None:
             log.error("consumer_failed", error=str(self._failure), kind=type(self._failure).__name__)
@@ -167,10 +173,12 @@ class ConsumerApp:
             max_records=settings.max_transaction_records,
         )
 
-    def _consumer(self, ownership: Ownership, transactions: TransactionLoop) -> InferenceConsumer:
+    def _consumer(
+        self, ownership: Ownership, transactions: TransactionLoop, codec: Codec, prices: PublishedPrices
+    ) -> InferenceConsumer:
         settings = self._settings
-        codec = codec_for(settings)
-        answers = AnswerWriter(codec, settings.instance_id, pool_group(settings.group_prefix, self._pool))
+        group = pool_group(settings.group_prefix, self._pool)
+        answers = AnswerWriter(codec, settings.instance_id, group, lambda: prices.book)
         settler = ResultWriter(answers, None if self._kept is None else self._kept.keep)
         transactions.fallback = settler.unpublishable
         limits = BatchLimits(settings.max_batch_size, settings.max_batch_tokens, settings.batch_timeout_ms)

@@ -121,8 +121,8 @@ class Service:
 
 
 def default_setup(credentials: Path | None = None) -> tuple[SetupStep, ...]:
-    """Topics, models, tenants (in this order, they build on each other) and, beside them, the tables. ``credentials``:
-    folder of a secured Kafka's; its users get their rights before all."""
+    """Topics, models, tenants, prices (in this order, they build on each other) and, beside them, the tables.
+    ``credentials``: folder of a secured Kafka's; its users get their rights before all."""
     command, operator = ("-m", "fairlane_server.cli"), _user(KafkaRole.OPERATOR)
     access = ("access", "apply", "--credentials", str(credentials))
     rights = SetupStep("setup-access", (*command, *access), after=("kafka",), user=ADMIN_USER)
@@ -131,6 +131,7 @@ def default_setup(credentials: Path | None = None) -> tuple[SetupStep, ...]:
         SetupStep("setup-topics", (*command, "topics", "apply"), after=("kafka", "setup-access"), user=operator),
         SetupStep("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics"), user=operator),
         SetupStep("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models"), user=operator),
+        SetupStep("setup-prices", (*command, "prices", "apply"), after=("kafka", "setup-tenants"), user=operator),
         SetupStep("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
     )
 

@@ -12,10 +12,12 @@ from fairlane_server.cli import (
     collections,
     control,
     conversations,
+    costs,
     db,
     dlq,
     explain,
     keys,
+    prices,
     schemas,
     top,
     topics,
@@ -39,6 +41,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(access.app, name="access")
 app.add_typer(control.tenants, name="tenants")
 app.add_typer(control.models, name="models")
+app.add_typer(prices.prices, name="prices")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
@@ -46,6 +49,7 @@ app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
+app.command("costs")(costs.costs_command)
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)
 

@@ -7,7 +7,7 @@ from typing import Annotated, TypeVar
 import typer
 
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
-from fairlane.records import ModelVersion, TenantGroup, TenantSpec
+from fairlane.records import ModelPrices, ModelVersion, TenantGroup, TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
@@ -39,7 +39,7 @@ from fairlane_server.kafka.open_kafka import check_open_kafka
 from fairlane_server.models import load_models
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 
-RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion)
+RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion | ModelPrices)
 
 tenants = typer.Typer(help="The tenants, from deploy/tenants.yaml.", no_args_is_help=True)
 models = typer.Typer(help="The models and their pools, from deploy/models.yaml.", no_args_is_help=True)
@@ -78,7 +78,9 @@ def apply_tenants(
     reported = [family for family in families if "tenant" in family.placeholders]
     cluster = ClusterAdmin(settings)
     control = _tenant_topic(settings)
-    _apply(cluster, reported, topics, replication_factor, control, specs, force=force, delete=delete, as_json=as_json)
+    apply_records(
+        cluster, reported, topics, replication_factor, control, specs, force=force, delete=delete, as_json=as_json
+    )
 
 
 @models.command("apply")
@@ -107,10 +109,12 @@ def apply_models(
     cluster = ClusterAdmin(settings)
     control = _model_topic(settings)
     # No extra topics are reported: a pool without a model may be a tenant's own, and `topics plan` reports them.
-    _apply(cluster, (), topics, replication_factor, control, versions, force=force, delete=delete, as_json=as_json)
+    apply_records(
+        cluster, (), topics, replication_factor, control, versions, force=force, delete=delete, as_json=as_json
+    )
 
 
-def _apply(
+def apply_records(
     cluster: ClusterAdmin,
     families: Iterable[TopicFamily],
     topics: tuple[TopicSpec, ...],
@@ -160,7 +164,7 @@ def list_tenants(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson 
     """Show the tenants that the cluster's processes know."""
     control = _tenant_topic(settings_with(kafka_bootstrap_servers=bootstrap_servers))
     columns = ("weight", "classes", "models", "services", "pool", "queue", "quotas", "groups", "forbids", "cache")
-    _list(control, columns, _tenant_row, as_json=as_json)
+    list_records(control, columns, _tenant_row, as_json=as_json)
 
 
 @models.command("list")
@@ -168,10 +172,10 @@ def list_models(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson =
     """Show the models that the cluster's processes know."""
     control = _model_topic(settings_with(kafka_bootstrap_servers=bootstrap_servers))
     columns = ("version", "pool", "engine", "tasks", "context", "output", "batch", "smaller")
-    _list(control, columns, _model_row, as_json=as_json)
+    list_records(control, columns, _model_row, as_json=as_json)
 
 
-def _list(
+def list_records(
     control: ControlTopic[RecordT],
     columns: tuple[str, ...],
     row: Callable[[RecordT], tuple[str, ...]],

@@ -7,6 +7,7 @@ from typing import Any
 from fairlane.records import (
     AuditEvent,
     CacheUse,
+    Cost,
     HistoryUse,
     InferenceReply,
     Output,
@@ -39,7 +40,8 @@ ORDER BY occurred_at_ms DESC, log_partition DESC, log_offset DESC LIMIT %s
 """
 USAGE = b"""
 SELECT request_id, tenant, pool, model, model_version, priority_class, outcome, code, prompt_tokens, completion_tokens,
-       cached_tokens, cost_tokens, engine_ms, occurred_at_ms, work_topic, work_partition, work_offset, cached
+       cached_tokens, cost_tokens, engine_ms, occurred_at_ms, work_topic, work_partition, work_offset, cached, images,
+       batch_size, cost_nanos, currency, requested_by
 FROM usage WHERE request_id = %s
 ORDER BY occurred_at_ms DESC, log_partition DESC, log_offset DESC LIMIT %s
 """
@@ -48,7 +50,7 @@ request_id, tenant, source_topic, source_partition, source_offset, replied_at_ms
 outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason, batch_size,
 prompt_tokens, completion_tokens, cached_tokens, submitted_at_ms, admitted_at_ms, dispatched_at_ms,
 received_at_ms, engine_started_at_ms, engine_finished_at_ms, degradations, passages, replay_of, attempts,
-retrieval_use, cache_use, history_use
+retrieval_use, cache_use, history_use, cost_nanos, currency
 """
 """Columns that ``recorded_reply`` reads, named as the fields of the records."""
 _REPLY_NAMES = REPLY_COLUMNS.replace(",", " ").split()
@@ -93,9 +95,19 @@ def read_history(settings: Settings, request_id: str, tenant: str | None = None)
 def history_of(decisions: Rows, usage: Rows, replies: Rows) -> History:
     return History(
         tuple(map(_decision, reversed(decisions))),
-        tuple(UsageEvent(*(*row[:14], SourceCoordinate(*row[14:17]), *row[17:])) for row in reversed(usage)),
+        tuple(map(_usage, reversed(usage))),
         tuple(map(recorded_reply, reversed(replies))),
     )
+
+
+def _usage(row: tuple[Any, ...]) -> UsageEvent:
+    *before, nanos, currency, requested_by = row
+    values = (*before[:14], SourceCoordinate(*before[14:17]), *before[17:], _cost(nanos, currency), requested_by)
+    return UsageEvent(*values)
+
+
+def _cost(nanos: int | None, currency: str | None) -> Cost | None:
+    return None if nanos is None or currency is None else Cost(nanos, currency)
 
 
 def _decision(row: tuple[Any, ...]) -> AuditEvent:
@@ -124,6 +136,7 @@ def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> Record
         degradations=tuple(stored.pop("degradations")),
         passages=tuple(passages),
         output=output,
+        cost=_cost(*taken("cost_nanos", "currency")),
         **stored,
     )
     return RecordedReply(reply, *counts)

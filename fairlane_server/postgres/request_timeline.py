@@ -275,12 +275,15 @@ def _replied(recorded: RecordedReply, usage: UsageEvent | None, said: set[str | 
 
 
 def _costs(usage: UsageEvent) -> dict[str, object]:
+    cost = usage.cost
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
         "cached_tokens": usage.cached_tokens or None,
         "estimated_cost_tokens": usage.cost_tokens,
         "spent_cost_tokens": 0 if usage.cached else cost_tokens(usage.prompt_tokens, usage.completion_tokens),
+        "cost": None if cost is None else f"{cost.amount} {cost.currency}",
+        "requested_by": usage.requested_by,
     }
 
 

@@ -117,6 +117,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         tables={
             "results": "SELECT",
             "usage": "SELECT",
+            "usage_daily": "SELECT",
+            "usage_daily_callers": "SELECT",
             "audit_logs": "SELECT",
             "files": "SELECT, INSERT, UPDATE (purpose, filename, size_bytes, expires_at_ms), DELETE",
             "batches": "SELECT, INSERT",
@@ -137,11 +139,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         },
         all_tenants=frozenset({"backfill_jobs", "backfill_chunks", "files", "batches"}),
     ),
-    # `fairlane collections`, `conversations`, `explain`, `db status`. Of results all columns but the output.
+    # `fairlane collections`, `conversations`, `costs`, `explain`, `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, reply_topic, reply_partition, reply_offset, recorded_at)",
             "usage": "SELECT",
+            "usage_daily": "SELECT",
+            "usage_daily_callers": "SELECT",
             "audit_logs": "SELECT",
             "conversation_turns": f"SELECT ({_TURN}), DELETE",
             "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
@@ -155,6 +159,6 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "index_collection(text, bigint)",
         ),
         sequences=("collection_versions", "passage_numbers"),
-        all_tenants=frozenset({"results", "usage", "audit_logs"}),
+        all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "audit_logs"}),
     ),
 }

@@ -1,5 +1,6 @@
 """Records of a result: replies, usage, dead letters. Pure: outcomes in, records out."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from fairlane import names
@@ -13,16 +14,19 @@ from fairlane.ownership import Claim
 from fairlane.records import (
     AuditEvent,
     ConversationTurn,
+    Cost,
     InferenceReply,
     InferenceRequest,
     Message,
     PassageReference,
     SourceCoordinate,
     Timings,
+    TokenUsage,
     UsageEvent,
     WorkItem,
 )
 from fairlane.trace_context import trace_headers
+from fairlane_server.costs.price_book import NO_PRICES, PriceBook, Used
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
@@ -71,15 +75,18 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class AnswerWriter:
-    """Turns outcomes into settlements; ``consumer_id`` signs them, and dead letters with the consumer ``group``."""
+    """Turns outcomes into settlements; ``consumer_id`` signs them, and dead letters with the consumer ``group``.
+    ``prices`` returns the present prices; what they do not know costs None."""
 
     codec: Codec
     consumer_id: str
     group: str | None = None
+    prices: Callable[[], PriceBook] = lambda: NO_PRICES
 
     def answered(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Answered:
         """The reply and the usage of an item that an engine ran; a poisonous one goes to the dead letters as well."""
-        reply = _reply(work, outcome, run)
+        usage = self._usage(work, outcome, run)
+        reply = _reply(work, outcome, run, usage.cost)
         value = self.codec.encode(reply)
         turn_left_out = reply.turn is not None and len(value) > _MAX_REPLY_BYTES
         if turn_left_out:
@@ -88,9 +95,10 @@ class AnswerWriter:
         if len(value) > _MAX_REPLY_BYTES:
             too_long = f"the answer takes {len(value)} bytes, more than {_MAX_REPLY_BYTES}"
             outcome = Failure(Code.ENGINE_ERROR, too_long)
-            reply = _reply(work, outcome, run)
+            usage = self._usage(work, outcome, run)
+            reply = _reply(work, outcome, run, usage.cost)
             value = self.codec.encode(reply)
-        outputs = [self._reply_record(work, reply, value), self._usage(work, reply, run)]
+        outputs = [self._reply_record(work, reply, value), self._usage_record(usage)]
         if isinstance(outcome, Failure) and outcome.code == Code.POISON:
             poison = PoisonError(outcome.message)
             key, value = work.original_key, work.original_value
@@ -110,7 +118,7 @@ class AnswerWriter:
             work.claim,
             (
                 OutputRecord(topic, key, self.codec.encode(returned), work.trace_headers),
-                self._usage(work, _reply(work, Failure(Code.OVERLOADED, why), run), run),
+                self._usage_record(self._usage(work, Failure(Code.OVERLOADED, why), run)),
                 self._audit(returned, work.claim, Decision.HANDED_BACK, Code.OVERLOADED, why, run.finished_at_ms),
             ),
         )
@@ -132,9 +140,11 @@ class AnswerWriter:
             source=item.source,
             replay_of=item.request.replay_of,
             attempts=work.runs,
+            cost=self.prices().nothing(item.request.model),
         )
         value = self.codec.encode(reply)
-        return Settlement(work.claim, (self._reply_record(work, reply, value), self._usage(work, reply, None)))
+        usage = self._usage(work, None, None)
+        return Settlement(work.claim, (self._reply_record(work, reply, value), self._usage_record(usage)))
 
     def unreadable(
         self, claim: Claim, key: bytes | None, value: bytes | None, timestamp_ms: int | None, why: str
@@ -190,6 +200,7 @@ class AnswerWriter:
             degradations=item.degradations,
             source=item.source,
             replay_of=item.request.replay_of,
+            cost=usage.cost,
         )
         return Settlement(
             settlement.claim,
@@ -229,26 +240,45 @@ class AnswerWriter:
     def _reply_record(self, work: ReceivedWork, reply: InferenceReply, value: bytes) -> OutputRecord:
         return reply_record(work.item.reply_topic, reply, value, work.trace_headers)
 
-    def _usage(self, work: ReceivedWork, reply: InferenceReply, run: EngineRun | None) -> OutputRecord:
+    def _usage(self, work: ReceivedWork, outcome: ItemOutcome | None, run: EngineRun | None) -> UsageEvent:
+        """The usage of an outcome; both None: its deadline passed."""
         item = work.item
-        event = UsageEvent(
-            request_id=reply.request_id,
+        tokens, code = TokenUsage(), None
+        if isinstance(outcome, Failure):
+            code = outcome.code
+        elif outcome is not None:
+            tokens = outcome.usage
+        ended = Outcome.EXPIRED if outcome is None else outcome_of(outcome)
+        engine_ms, batch_size, at_ms = 0, 0, work.received_at_ms
+        if run is not None:
+            engine_ms, batch_size = run.finished_at_ms - run.started_at_ms, run.batch_size
+            at_ms = run.finished_at_ms
+        images = int(item.request.input.image is not None and batch_size > 0)
+        used = Used(tokens.prompt_tokens, tokens.completion_tokens, tokens.cached_tokens, images, engine_ms, batch_size)
+        return UsageEvent(
+            request_id=item.request.request_id,
             tenant=item.tenant,
             pool=item.pool,
             model=item.request.model,
             model_version=item.model_version,
             priority_class=item.priority_class,
-            outcome=reply.outcome,
-            code=reply.code,
-            prompt_tokens=reply.usage.prompt_tokens,
-            completion_tokens=reply.usage.completion_tokens,
-            cached_tokens=reply.usage.cached_tokens,
+            outcome=ended,
+            code=code,
+            prompt_tokens=tokens.prompt_tokens,
+            completion_tokens=tokens.completion_tokens,
+            cached_tokens=tokens.cached_tokens,
             cost_tokens=item.cost_tokens,
-            engine_ms=0 if run is None else run.finished_at_ms - run.started_at_ms,
-            occurred_at_ms=work.received_at_ms if run is None else run.finished_at_ms,
+            engine_ms=engine_ms,
+            occurred_at_ms=at_ms,
             work=SourceCoordinate(*work.claim.partition, work.claim.offset),
+            images=images,
+            batch_size=batch_size,
+            cost=self.prices().cost(item.request.model, item.model_version, at_ms, ended, used),
+            requested_by=item.request.requested_by,
         )
-        return OutputRecord(names.LEDGER_USAGE, item.tenant.encode(), self.codec.encode(event))
+
+    def _usage_record(self, event: UsageEvent) -> OutputRecord:
+        return OutputRecord(names.LEDGER_USAGE, event.tenant.encode(), self.codec.encode(event))
 
 
 def outcome_of(outcome: ItemOutcome) -> Outcome:
@@ -273,7 +303,7 @@ def turn_of(request: InferenceRequest) -> ConversationTurn | None:
     return ConversationTurn(request.conversation_id, added) if added else None
 
 
-def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> InferenceReply:
+def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun, cost: Cost | None) -> InferenceReply:
     item = work.item
     reply = InferenceReply(
         request_id=item.request.request_id,
@@ -292,6 +322,7 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Inferenc
         attempts=work.runs,
         retrieval_use=item.retrieval_use,
         history_use=item.history_use,
+        cost=cost,
     )
     if isinstance(outcome, Success):
         answer = replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)

@@ -101,6 +101,7 @@ class ResultWriter:
             _tokens(tenant, model, "prompt").inc(outcome.usage.prompt_tokens)
             _tokens(tenant, model, "completion").inc(outcome.usage.completion_tokens)
         _replies(tenant, outcome_of(outcome), code).inc()
+        metrics.count_cost(tenant, model, answered.reply.cost)
         if self.keep is not None:
             self.keep(work.item, answered.reply)
         return answered.settlement

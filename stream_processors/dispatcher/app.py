@@ -19,6 +19,7 @@ from fairlane.records import DispatchReport, ModelVersion, TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.conversations.conversations import PgTurnStore
+from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.open_kafka import OpenKafkaError, check_open_kafka
 from fairlane_server.kafka.transactional_producer import transactional_producers
@@ -74,6 +75,7 @@ class DispatcherApp:
 
         self._tenants = Feed(settings, self._codec, names.CONTROL_TENANTS, TenantSpec)
         self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
+        self._prices = PublishedPrices(settings, self._codec, self._failed)
         self._usable_tenants = LastGood(check_tenant, "tenant_unusable")
         self._usable_models = LastGood(check_model, "model_unusable")
         self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
@@ -130,6 +132,7 @@ class DispatcherApp:
             retriever,
             HistoryReader(PgTurnStore(self._passages.pool), monotonic_ms),
             CachedAnswers(semantic, retriever, vectors, settings.retrieval_budget_ms / 1_000),
+            lambda: self._prices.book,
             now_ms,
         )
         self._reporter = HeartbeatPublisher(settings, self._codec, self._heartbeat)
@@ -152,6 +155,7 @@ class DispatcherApp:
         for feed in (self._tenants, self._models):
             feed.on_failure(self._failed)
             await self._loop.run_in_executor(None, feed.start)
+        await self._loop.run_in_executor(None, self._prices.start)
         self._show_registry()
         self._work.on_failure(self._failed)
         await self._loop.run_in_executor(None, self._work.start)
@@ -365,7 +369,7 @@ class DispatcherApp:
             await cache.settle()
         await self._embedder.aclose()
         await self._passages.close()
-        for feed in (self._work, self._tenants, self._models):
+        for feed in (self._work, self._tenants, self._models, self._prices):
             await self._loop.run_in_executor(None, feed.stop)
         self._archive.close()
         self._group.close()

@@ -1,6 +1,7 @@
 """Wires the dispatcher's parts from the settings."""
 
 import asyncio
+from collections.abc import Callable
 
 from redis.asyncio import Redis
 
@@ -9,6 +10,7 @@ from fairlane.codec import Codec
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership
 from fairlane.settings import Settings
+from fairlane_server.costs.price_book import PriceBook
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.redis.availability import RedisAvailability
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
@@ -54,10 +56,11 @@ def assemble(
     retriever: Retriever,
     histories: HistoryReader,
     cache_lookup: CacheLookup,
+    prices: Callable[[], PriceBook],
     clock: ClockMs,
 ) -> Dispatcher:
-    """Build everything between the request stream and the transaction loop. ``redis`` stores quotas and accepted
-    ids."""
+    """Build everything between the request stream and the transaction loop. ``redis`` stores quotas and accepted ids;
+    ``prices`` returns the present prices."""
     admission_policy = AdmissionPolicy(
         safety_margin=settings.admission_safety_margin,
         max_waiting_requests=settings.max_queue_size,
@@ -66,7 +69,7 @@ def assemble(
     policy = SchedulerPolicy(settings.fairness_policy, admission_policy, settings.target_queue_ms)
     instance_id = settings.instance_id
     scheduler: Scheduler[QueuedRequest] = Scheduler(policy, CapacityBoard(), InFlight(instance_id), Fleet(instance_id))
-    writer = DecisionWriter(codec, instance_id, dispatcher_group(settings.group_prefix))
+    writer = DecisionWriter(codec, instance_id, dispatcher_group(settings.group_prefix), prices)
     registry = Registry(latency_targets=settings.latency_targets)
     counts, wake, deliverable = TenantCounters(), asyncio.Event(), asyncio.Event()
     inbox = AdmissionInbox(wake)

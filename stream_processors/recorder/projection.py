@@ -10,6 +10,7 @@ from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER
 from fairlane.outcomes import Outcome
 from fairlane.records import (
     AuditEvent,
+    Cost,
     InferenceReply,
     Message,
     ModelVersion,
@@ -145,6 +146,7 @@ def _result(reply: InferenceReply, record: LogRecord) -> Row:
         **_fields(reply.timings),
         **_place("source", reply.source or _UNKNOWN_SOURCE),
         **_place("reply", record),
+        **_cost(reply.cost),
         "replied_at_ms": record.timestamp_ms,
         "output": None if reply.output is None else json_text(_output(reply.output)),
         "degradations": json_text(reply.degradations),
@@ -194,7 +196,7 @@ def _output(output: Output) -> dict[str, Any]:
 
 def _usage(event: UsageEvent, record: LogRecord) -> Row:
     places = {**_place("work", event.work), **_place("log", record)}
-    return _row(USAGE, {**_fields(event), **places, "events_seen": 1})
+    return _row(USAGE, {**_fields(event), **_cost(event.cost), **places, "events_seen": 1})
 
 
 def _audit(event: AuditEvent, record: LogRecord) -> Row:
@@ -228,6 +230,12 @@ def _json_list(values: tuple[Any, ...]) -> str:
 
 def _fields(record: Any) -> dict[str, Any]:
     return {entry.name: getattr(record, entry.name) for entry in fields(record)}
+
+
+def _cost(cost: Cost | None) -> dict[str, Any]:
+    if cost is None:
+        return {"cost_nanos": None, "currency": None}
+    return {"cost_nanos": cost.nanos, "currency": cost.currency}
 
 
 def _place(prefix: str, place: SourceCoordinate | LogRecord) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from fairlane.logs import get_logger
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import AUDIT_LOGS, RESULTS, TURNS, USAGE, Table
+from stream_processors.recorder.tables import AUDIT_LOGS, DAILY_SUMS, RESULTS, TURNS, USAGE, Table
 
 INTERVAL_S = 60.0
 """Between two looks at a table in which nothing more is old."""
@@ -27,8 +27,8 @@ _JITTER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How long the rows of one table are kept; ``column`` is milliseconds since the epoch, from which a row's age
-    counts, and indexed."""
+    """How long the rows of one table are kept; ``column`` is milliseconds since the epoch, or a day, from which a row's
+    age counts, and indexed."""
 
     table: Table
     column: str
@@ -45,11 +45,13 @@ class Rule:
 
 def rules_of(settings: Settings) -> tuple[Rule, ...]:
     """One for each table that grows with the requests."""
+    daily_s = max(settings.usage_daily_ttl_s, settings.usage_ttl_s)
     return (
         Rule(RESULTS, "replied_at_ms", settings.results_ttl_s),
         Rule(TURNS, "replied_at_ms", settings.conversation_ttl_s),
         Rule(USAGE, "occurred_at_ms", settings.usage_ttl_s),
         Rule(AUDIT_LOGS, "occurred_at_ms", settings.audit_ttl_s),
+        *(Rule(table, "day", daily_s) for table in DAILY_SUMS),
     )
 
 

@@ -11,6 +11,7 @@ from operator import itemgetter
 from typing import Any, get_type_hints
 
 from fairlane.records import AuditEvent, InferenceReply, ModelVersion, TenantSpec, Timings, TokenUsage, UsageEvent
+from fairlane_server.costs.daily_sums import KEYS, SUMS
 from fairlane_server.text import without_nul
 
 _ESCAPED_NUL = "\\u0000"
@@ -117,13 +118,15 @@ def _columns_of(record: type, *, but: Collection[str] = ()) -> dict[str, str]:
 
 _LOG = {"log_topic": "text", "log_partition": "bigint", "log_offset": "bigint"}
 _SOURCE = {"source_topic": "text", "source_partition": "bigint", "source_offset": "bigint"}
+_COST = {"cost_nanos": "bigint", "currency": "text"}
 _WORK = {"work_topic": "text", "work_partition": "bigint", "work_offset": "bigint"}
 
 _RESULT_KEY = ("request_id", "tenant", *_SOURCE)
 _RESULT_COLUMNS = {
-    **_columns_of(InferenceReply, but=("usage", "timings", "replayed", "source", "turn")),
+    **_columns_of(InferenceReply, but=("usage", "timings", "replayed", "source", "turn", "cost")),
     **_columns_of(TokenUsage),
     **_columns_of(Timings),
+    **_COST,
     **_SOURCE,
     "reply_topic": "text",
     "reply_partition": "bigint",
@@ -158,7 +161,7 @@ RESULTS = Table("results", "reply", _RESULT_COLUMNS, _RESULT_KEY, _result_confli
 USAGE = Table(
     "usage",
     "usage",
-    {**_WORK, **_LOG, **_columns_of(UsageEvent, but=("work",)), "events_seen": "integer"},
+    {**_WORK, **_LOG, **_columns_of(UsageEvent, but=("work", "cost")), **_COST, "events_seen": "integer"},
     key=tuple(_WORK),
     on_conflict=(
         "UPDATE SET events_seen = stored.events_seen + 1 "
@@ -205,5 +208,13 @@ def _latest(name: str, record: type, kind: str) -> Table:
 
 TENANTS = _latest("tenants", TenantSpec, "tenant")
 MODELS = _latest("models", ModelVersion, "model")
+
+DAILY_SUMS = tuple(
+    Table(
+        name, "day", {**dict.fromkeys(keys, "text"), "day": "date", **dict.fromkeys(SUMS, "numeric")}, keys, "NOTHING"
+    )
+    for name, keys in KEYS.items()
+)
+"""Sums of usage, which triggers of that table count. The recorder removes old days."""
 
 ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODELS)

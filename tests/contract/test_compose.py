@@ -32,7 +32,7 @@ SETTINGS = frozenset(variable.name for variable in setting_variables())
 NOT_IN_CONTAINERS = frozenset(
     {
         *("KAFKA_SECURITY_PROTOCOL", "KAFKA_SASL_MECHANISM", "KAFKA_SASL_USERNAME", "KAFKA_SASL_PASSWORD"),
-        *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "TENANTS_FILE"),
+        *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
     }

@@ -349,7 +349,7 @@ from fairlane.schema_files import data_path
 from fairlane.settings import Settings
 
 settings = Settings()
-assert settings.models_file.is_file() and settings.tenants_file.is_file()
+assert settings.models_file.is_file() and settings.tenants_file.is_file() and settings.prices_file.is_file()
 assert all(data_path(name) for name in ("schemas", "topics.yaml", "deploy/migrations"))
 for name in {sorted(modules(target))}:
     importlib.import_module(name)

@@ -22,7 +22,7 @@ TENANT_TABLES = (
     *("results", "usage", "audit_logs", "tenants"),
     *("collections", "documents", "passages", "conversation_turns"),
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
-    "identity_events",
+    *("identity_events", "usage_daily", "usage_daily_callers"),
 )
 REVISIONS = (
     "0001",
@@ -41,6 +41,7 @@ REVISIONS = (
     "0014",
     "0015",
     "0016",
+    "0017",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -27,6 +27,7 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.caching.entries import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
+from fairlane_server.costs.price_book import NO_PRICES
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.stage import AdmissionStage
@@ -147,6 +148,7 @@ class Bench:
         self.turns = FakeTurns()
         self.kept = KeptAnswers()
         self.now_ms = NOW_MS
+        self.prices = NO_PRICES
         self.dispatcher = assemble(
             Settings(instance_id="dispatcher-1", **(UNTARGETED | settings)),
             default_codec(),
@@ -157,6 +159,7 @@ class Bench:
             Retriever(self.passages, QueryEmbeddings(self.embedder), lambda: self.now_ms),
             HistoryReader(self.turns, lambda: self.now_ms),
             self.kept,
+            lambda: self.prices,
             lambda: self.now_ms,
         )
         self.dispatcher.output.accepted_ids = self.seen

@@ -12,7 +12,9 @@ SECRET = "a prompt nobody may see"
 
 
 ITEM = WorkItem(
-    request=InferenceRequest("id-1", "words", "generate", RequestInput(prompt=SECRET)),
+    request=InferenceRequest(
+        "id-1", "words", "generate", RequestInput(prompt=SECRET), requested_by="key:0123456789abcdef"
+    ),
     tenant="acme",
     pool="pool",
     model_version="3",

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime
 from typing import Any, TypeVar
 
 import httpx
@@ -14,7 +15,17 @@ from starlette.requests import HTTPConnection
 
 from fairlane.clock import now_ms
 from fairlane.outcomes import Decision, Outcome
-from fairlane.records import AuditEvent, InferenceReply, InferenceRequest, LabelScore, Output, SourceCoordinate
+from fairlane.records import (
+    AuditEvent,
+    Cost,
+    InferenceReply,
+    InferenceRequest,
+    LabelScore,
+    Output,
+    SourceCoordinate,
+    UsageEvent,
+)
+from fairlane_server.costs.daily_sums import Group, SumQuery, UsageSum
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
@@ -54,6 +65,7 @@ class MemoryRequests(RequestStore):
     def __init__(self) -> None:
         self.replies: list[RecordedReply] = []
         self.decisions: list[AuditEvent] = []
+        self.events: list[UsageEvent] = []
         self.error: Exception | None = None
         self.questions = 0
 
@@ -76,6 +88,22 @@ class MemoryRequests(RequestStore):
     def decide(self, *decisions: AuditEvent) -> None:
         """Likewise."""
         self.decisions += decisions
+
+    def use(self, *events: UsageEvent) -> None:
+        """Likewise."""
+        self.events += events
+
+    async def usage(self, tenant: str, query: SumQuery, behind: Sequence[str] | None, most: int) -> Sequence[UsageSum]:
+        self._asked()
+        groups: dict[tuple[Any, ...], list[UsageEvent]] = {}
+        for event in self.events:
+            day = datetime.fromtimestamp(event.occurred_at_ms / 1_000, UTC).date()
+            is_asked_for = event.tenant == tenant and all(_key_of(event, one) == at for one, at in query.only.items())
+            if is_asked_for and (query.since or day) <= day and (query.until is None or day < query.until):
+                keys = tuple(_key_of(event, group) for group in query.by)
+                groups.setdefault((*keys, event.cost.currency if event.cost else ""), []).append(event)
+        sums = [_sum_of(keys, groups[keys]) for keys in sorted(groups)]
+        return [one for one in sums if behind is None or one.place > tuple(behind)][:most]
 
     async def reply(self, tenant: str, request_id: str) -> RecordedReply | None:
         newest = self._of(tenant, request_id)
@@ -103,6 +131,34 @@ class MemoryRequests(RequestStore):
         self.questions += 1
         if self.error is not None:
             raise self.error
+
+
+def _key_of(event: UsageEvent, group: Group) -> Any:
+    day = datetime.fromtimestamp(event.occurred_at_ms / 1_000, UTC).date()
+    return {
+        Group.DAY: day,
+        Group.MONTH: day.replace(day=1),
+        Group.MODEL: event.model,
+        Group.VERSION: event.model_version,
+        Group.POOL: event.pool,
+        Group.CLASS: event.priority_class,
+        Group.CALLER: event.requested_by or "",
+    }[group]
+
+
+def _sum_of(keys: tuple[Any, ...], events: Sequence[UsageEvent]) -> UsageSum:
+    return UsageSum(
+        keys=keys[:-1],
+        currency=keys[-1] or None,
+        requests=len(events),
+        cached_answers=sum(event.cached for event in events),
+        prompt_tokens=sum(event.prompt_tokens for event in events),
+        completion_tokens=sum(event.completion_tokens for event in events),
+        cached_tokens=sum(event.cached_tokens for event in events),
+        images=sum(event.images for event in events),
+        engine_ms=sum(event.engine_ms for event in events),
+        cost_nanos=sum(event.cost.nanos for event in events if event.cost) if keys[-1] else None,
+    )
 
 
 def _source(recorded: RecordedReply) -> object:
@@ -245,6 +301,29 @@ def decided(decision: Decision, at_ms: int, request_id: str = ID, tenant: str = 
     """A decision about the request that stands first in its tenant's topic."""
     source = SourceCoordinate(f"requests.{tenant}", 0, 1)
     return AuditEvent(request_id, tenant, decision, "dispatcher-1", at_ms, source, **fields)
+
+
+def used(number: int, day: str = "2026-01-31", nanos: int | None = 100, **fields: Any) -> UsageEvent:
+    """The usage of a tenant's work item with this number, at the beginning of a day."""
+    values: dict[str, Any] = {
+        "request_id": f"{number:032x}",
+        "tenant": "acme",
+        "pool": "generate",
+        "model": MODEL,
+        "model_version": "1",
+        "priority_class": "normal",
+        "outcome": Outcome.OK,
+        "code": None,
+        "prompt_tokens": 10,
+        "completion_tokens": 2,
+        "cached_tokens": 1,
+        "cost_tokens": 14,
+        "engine_ms": 50,
+        "occurred_at_ms": round(datetime.fromisoformat(f"{day}T00:00:00Z").timestamp() * 1_000) + number,
+        "work": SourceCoordinate("priority.generate.normal", 0, number),
+        "cost": None if nanos is None else Cost(nanos, "XTS"),
+    }
+    return UsageEvent(**(values | fields))
 
 
 LABELS = Output(labels=(LabelScore("seven", 0.75), LabelScore("one", 0.25)))

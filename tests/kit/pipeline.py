@@ -34,8 +34,10 @@ from fairlane.outcomes import Task
 from fairlane.records import (
     AuditEvent,
     InferenceRequest,
+    ModelPrices,
     ModelVersion,
     Parameters,
+    Price,
     ReplyChunk,
     RequestInput,
     SourceCoordinate,
@@ -129,6 +131,7 @@ class Pipeline:
         self.admin = AdminClient(connection(self.settings))
         self._control_tenants = ControlTopic(self.settings, self.codec, names.CONTROL_TENANTS, TenantSpec, "tenant")
         self._control_models = ControlTopic(self.settings, self.codec, names.CONTROL_MODELS, ModelVersion, "model")
+        self._control_prices = ControlTopic(self.settings, self.codec, names.CONTROL_PRICES, ModelPrices, "model")
         self._producer: Producer | None = None
         self._cleanup = ExitStack()
         self._ports = PortClaims()
@@ -153,6 +156,7 @@ class Pipeline:
             process.kill()
         self._control_tenants.publish((), withdrawn=self.tenants)
         self._control_models.publish((), withdrawn=[model.model for model in self.models])
+        self.price()
         self._cleanup.__exit__(kind, error, trace)
         if kind is None:
             check_no_refusal(process.log_file for process in self.processes.values())
@@ -190,6 +194,12 @@ class Pipeline:
         """Write models.yaml and tenants.yaml, for the services and for the command line."""
         write_models(self.folder / "models.yaml", self.models)
         write_tenants(self.folder / "tenants.yaml", self.tenants.values())
+
+    def price(self, *prices: Price) -> None:
+        """Publish these prices, in XTS, of every model; without any, take them back."""
+        models = [model.model for model in self.models]
+        records = [ModelPrices(model, "XTS", prices) for model in models] if prices else []
+        self._control_prices.publish(records, () if prices else models)
 
     # Processes
 

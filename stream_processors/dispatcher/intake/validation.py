@@ -8,7 +8,13 @@ from dataclasses import replace
 from fairlane.frozen import frozen_dataclass
 from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
-from fairlane.record_bounds import MAX_METADATA_BYTES, MAX_REQUEST_HEADER_BYTES, MAX_REQUEST_HEADERS, MAX_STOP_STRINGS
+from fairlane.record_bounds import (
+    MAX_METADATA_BYTES,
+    MAX_REQUEST_HEADER_BYTES,
+    MAX_REQUEST_HEADERS,
+    MAX_REQUESTED_BY_CHARS,
+    MAX_STOP_STRINGS,
+)
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
 from fairlane_server.image_header import image_header, image_tokens
 from stream_processors.dispatcher.scheduling.cost import BYTES_PER_TOKEN
@@ -233,6 +239,8 @@ def _routing(
         return _invalid("group", f"{spec.tenant} has no group {_shown(request.group)}")
     if request.timeout_ms is not None and not 1 <= request.timeout_ms <= limits.max_timeout_ms:
         return _invalid("timeout_ms", f"must be from 1 to {limits.max_timeout_ms}, not {request.timeout_ms}")
+    if request.requested_by is not None and not 1 <= len(request.requested_by) <= MAX_REQUESTED_BY_CHARS:
+        return _invalid("requested_by", f"must have from 1 to {MAX_REQUESTED_BY_CHARS} characters")
     metadata_bytes = sum(_utf8_bytes(key) + _utf8_bytes(value) for key, value in request.metadata.items())
     if metadata_bytes > MAX_METADATA_BYTES:
         return _invalid("metadata", f"{metadata_bytes} bytes are more than {MAX_METADATA_BYTES}")

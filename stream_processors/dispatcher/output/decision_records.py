@@ -1,6 +1,6 @@
 """Output records of decisions: work items, replies, audit events, dead letters. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fairlane import headers, names
@@ -11,6 +11,7 @@ from fairlane.records import (
     AuditEvent,
     Cancellation,
     CancelRequest,
+    Cost,
     InferenceReply,
     InferenceRequest,
     SourceCoordinate,
@@ -20,6 +21,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.trace_context import TraceHeaders, trace_headers
+from fairlane_server.costs.price_book import NO_PRICES, PriceBook, Used
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
@@ -50,11 +52,12 @@ class UnpublishableError(DeadLetterError):
 @dataclass(frozen=True, slots=True)
 class DecisionWriter:
     """Turns decisions into records. ``dispatcher_id`` identifies the writer in all of them, dead letters also carry the
-    consumer ``group``."""
+    consumer ``group``. ``prices`` returns the present prices; what they do not know costs None."""
 
     codec: Codec
     dispatcher_id: str
     group: str | None = None
+    prices: Callable[[], PriceBook] = lambda: NO_PRICES
 
     def accepted(self, queued: QueuedRequest, inputs: Inputs, now_ms: int) -> OutputRecord:
         """The audit event of an admission."""
@@ -176,8 +179,15 @@ class DecisionWriter:
         message = f"cancelled by its tenant after {waited_ms} ms of waiting"
         return self._final(queued, Decision.CANCELLED, None, message, inputs, now_ms, was_admitted=was_admitted)
 
-    def cached(self, queued: QueuedRequest, known: CacheHit, now_ms: int) -> tuple[OutputRecord, ...]:
-        """The reply of a request answered from the response cache, a usage event with cost 0, and the audit event."""
+    def cost_of_cached(self, known: CacheHit, now_ms: int) -> Cost | None:
+        """The price of an answer from the response cache."""
+        answer = known.answer
+        return self.prices().cost(answer.model, answer.model_version, now_ms, Outcome.OK, Used(), cached=True)
+
+    def cached(
+        self, queued: QueuedRequest, known: CacheHit, cost: Cost | None, now_ms: int
+    ) -> tuple[OutputRecord, ...]:
+        """The reply of a request answered from the response cache, its usage event, and the audit event."""
         request, answer, use = queued.request, known.answer, known.use
         reply = InferenceReply(
             request_id=request.request_id,
@@ -195,6 +205,7 @@ class DecisionWriter:
             source=queued.source,
             replay_of=request.replay_of,
             cache_use=use,
+            cost=cost,
         )
         usage = UsageEvent(
             request_id=request.request_id,
@@ -213,6 +224,9 @@ class DecisionWriter:
             occurred_at_ms=now_ms,
             work=queued.source,
             cached=True,
+            batch_size=0,
+            cost=cost,
+            requested_by=request.requested_by,
         )
         inputs = {
             "cache": use.mode,
@@ -266,6 +280,7 @@ class DecisionWriter:
             timings=Timings(submitted_at_ms=arrival.timestamp_ms),
             source=arrival.coordinate,
             replay_of=replay_of,
+            cost=self.prices().nothing(request.model),
         )
         audit = self._refusal(request_id, replay_of, arrival, tenant, refusal, now_ms)
         topic = reply_topic_for_refusal(request, tenant, spec)
@@ -341,6 +356,7 @@ class DecisionWriter:
             degradations=item.degradations,
             source=item.source,
             replay_of=item.request.replay_of,
+            cost=self.prices().nothing(item.request.model),
         )
         audit = self._audit(
             item.request.request_id,
@@ -387,6 +403,7 @@ class DecisionWriter:
             degradations=queued.degradations,
             source=queued.source,
             replay_of=queued.request.replay_of,
+            cost=self.prices().nothing(queued.request.model),
         )
         audit = self._decision(queued, decision, now_ms, code=code, message=message, inputs=inputs)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit

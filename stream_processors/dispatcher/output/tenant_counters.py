@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.outcomes import Decision
+from fairlane.records import Cost
 from stream_processors.dispatcher.output.heartbeat_report import TenantStats
 
 LATENCY_TARGET = "latency_target"
@@ -48,6 +49,10 @@ class TenantCounters:
         full queue, which have the same code."""
         self._decided[tenant, Decision.REFUSED, code] += 1
         self.recent.shed(tenant, pool, LATENCY_TARGET if is_for_target else code, now_ms)
+
+    def cost(self, tenant: str, model: str, cost: Cost | None) -> None:
+        """Count the cost of a cached answer; at once, since these are few."""
+        metrics.count_cost(self.label(tenant), model, cost)
 
     def cancel_passed_on(self, tenant: str) -> None:
         self._cancels_passed_on[tenant] += 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode, Decision
 from fairlane.ownership import Claim
-from fairlane.records import SourceCoordinate
+from fairlane.records import Cost, SourceCoordinate
 from fairlane.schema_registry import RegistryError
 from fairlane_server.caching.entries import CacheKey
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
@@ -126,9 +126,11 @@ class ResponseCacheStage:
         for candidate, hit in hits:
             queued, now_ms = candidate.queued, self.output.clock()
             outputs: tuple[OutputRecord, ...] | None = None
+            cost: Cost | None = None
             try:
                 if now_ms <= queued.deadline_at_ms and self._may_use(queued, hit):
-                    outputs = self.output.writer.cached(queued, hit, now_ms)
+                    cost = self.output.writer.cost_of_cached(hit, now_ms)
+                    outputs = self.output.writer.cached(queued, hit, cost, now_ms)
             except RegistryError:
                 raise
             except Exception as error:  # noqa: BLE001 - the cached answer is unusable: the request is admitted
@@ -138,6 +140,7 @@ class ResponseCacheStage:
                 continue
             self._answered[queued.claim] = queued
             self.output.counts.decided(queued.tenant, Decision.CACHED)
+            self.output.counts.cost(queued.tenant, hit.answer.model, cost)
             self.output.transactions.submit(Settlement(queued.claim, outputs))
 
     def held(self) -> list[QueuedRequest]:

@@ -12,11 +12,14 @@ from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
     AuditEvent,
     ConversationTurn,
+    Cost,
     HistoryUse,
     InferenceReply,
     Message,
+    ModelPrices,
     Output,
     PassageReference,
+    Price,
     RequestInput,
     SourceCoordinate,
     TokenUsage,
@@ -24,9 +27,10 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
+from fairlane_server.costs.price_book import NO_PRICES, PriceBook
 from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.protocol import Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
 from inference_consumers.results.records import AnswerWriter, EngineRun
 from inference_consumers.results.retries import requeued_item
 from tests.kit.finished_item import ITEM, SECRET
@@ -83,7 +87,82 @@ def test_an_answer_says_where_it_came_from() -> None:
         engine_ms=250,
         occurred_at_ms=1_750,
         work=SourceCoordinate("priority.pool.high", 2, 17),
+        batch_size=4,
+        requested_by="key:0123456789abcdef",
     )
+
+
+PRICES = PriceBook(
+    [
+        ModelPrices(
+            "words",
+            "XTS",
+            (
+                Price(
+                    1_000, None, input_nanos=2_000_000, output_nanos=8_000_000, engine_second_nanos=400, image_nanos=50
+                ),
+            ),
+        )
+    ]
+)
+PRICED = AnswerWriter(CODEC, "consumer-1", prices=lambda: PRICES)
+# 3 tokens at 2 nanos, 1 at 8, and a quarter of 250 ms at 400 nanos a second.
+COST = Cost(6 + 8 + 25, "XTS")
+
+
+def test_reply_and_usage_carry_the_same_cost_and_it_follows_from_the_usage() -> None:
+    reply, usage = reply_and_usage(PRICED.answered(WORK, OK, RUN).settlement)
+    assert reply.cost == usage.cost == COST == PRICES.cost_of(usage)
+
+
+@pytest.mark.parametrize("code", list(Code)[-5:])
+def test_a_run_that_failed_costs_nothing(code: Code) -> None:
+    reply, usage = reply_and_usage(PRICED.answered(WORK, Failure(code, "because"), RUN).settlement)
+    assert reply.cost == usage.cost == Cost(0, "XTS") == PRICES.cost_of(usage)
+
+
+def test_what_expired_was_cancelled_while_it_waited_or_was_handed_back_costs_nothing() -> None:
+    picture = replace(ITEM, request=replace(ITEM.request, input=RequestInput(image=b"i"), task="classify"))
+    work, idle = replace(WORK, item=picture), EngineRun("none", 0, 1_500, 1_500)
+    expired = reply_and_usage(PRICED.expired(work, 2_300))
+    dropped = reply_and_usage(PRICED.answered(work, CancelledItem(TokenUsage()), idle).settlement)
+    for reply, usage in (expired, dropped):
+        assert reply.cost == usage.cost == Cost(0, "XTS") == PRICES.cost_of(usage)
+        assert (usage.images, usage.batch_size) == (0, 0)
+    returned = requeued_item(ITEM, Code.OVERLOADED)
+    assert returned is not None
+    handed = PRICED.handed_back(WORK, returned, "no memory", RUN)
+    assert CODEC.decode_as(UsageEvent, handed.outputs[1].value).cost == Cost(0, "XTS")
+    reply, usage = reply_and_usage(PRICED.unpublishable(handed, "UNKNOWN_TOPIC_OR_PART"))
+    assert reply.cost == usage.cost == Cost(0, "XTS")
+
+
+def test_a_picture_that_was_looked_at_costs_the_price_of_one() -> None:
+    picture = replace(ITEM, request=replace(ITEM.request, input=RequestInput(image=b"i"), task="classify"))
+    reply, usage = reply_and_usage(PRICED.answered(replace(WORK, item=picture), OK, RUN).settlement)
+    assert usage.images == 1
+    assert reply.cost == usage.cost == Cost(COST.nanos + 50, "XTS")
+
+
+def test_an_answer_too_long_for_the_log_costs_nothing() -> None:
+    long = structs.replace(OK, output=Output(text="x" * MAX_MESSAGE_BYTES))
+    reply, usage = reply_and_usage(PRICED.answered(WORK, long, RUN).settlement)
+    assert reply.cost == usage.cost == Cost(0, "XTS")
+
+
+def test_without_a_price_no_cost_is_written() -> None:
+    early = EngineRun("simulated", 4, 500, 999)
+    for writer, run in ((WRITER, RUN), (PRICED, early)):
+        reply, usage = reply_and_usage(writer.answered(WORK, OK, run).settlement)
+        assert (reply.cost, usage.cost) == (None, None)
+
+
+def test_the_price_that_is_published_when_the_usage_is_written_counts() -> None:
+    published = [NO_PRICES]
+    writer = AnswerWriter(CODEC, "consumer-1", prices=lambda: published[0])
+    assert writer.answered(WORK, OK, RUN).reply.cost is None
+    published[0] = PRICES
+    assert writer.answered(WORK, OK, RUN).reply.cost == COST
 
 
 @pytest.mark.parametrize(

@@ -96,15 +96,17 @@ def test_only_the_step_that_makes_tables_gets_their_owner() -> None:
         ("topics", "apply"),
         ("models", "apply"),
         ("tenants", "apply"),
+        ("prices", "apply"),
         ("db", "upgrade"),
     ]
     assert [spec.depends_on for spec in specs] == [
         ("kafka",),
         ("kafka", "setup-topics"),
         ("kafka", "setup-models"),
+        ("kafka", "setup-tenants"),
         ("postgres",),
     ]
-    assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, False, True]
+    assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, False, False, True]
     assert not any("POSTGRES_DSN" in spec.env for spec in specs)
     assert all({"POSTGRES_DSN", "POSTGRES_OWNER_DSN"} < {*spec.without_env} for spec in specs)
 

@@ -11,6 +11,7 @@ from fairlane.records import (
     AuditEvent,
     CacheUse,
     ConversationTurn,
+    Cost,
     HistoryUse,
     InferenceReply,
     LabelScore,
@@ -117,6 +118,21 @@ def test_a_replay_names_what_it_replays_and_log_probabilities_are_kept() -> None
     assert (result["replay_of"], result["attempts"]) == ("id-0", 3)
     top = [{"token": "a", "logprob": -0.5}, {"token": "b", "logprob": -1.5}]
     assert json.loads(result["output"]) == {"text": "a", "logprobs": [{"token": "a", "logprob": -0.5, "top": top}]}
+
+
+def test_a_cost_becomes_an_amount_and_its_currency_and_none_stays_none() -> None:
+    cost = Cost(2**63 - 1, "XTS")
+    usage = replace(USAGE_EVENT, cost=cost, images=1, batch_size=8, requested_by="key:\0" + "0123456789abcdef")
+    rows = projected(record("ledger.usage", usage), record("replies.acme", replace(REPLY, cost=cost)))
+    spent = row(rows, USAGE)
+    for stored in (spent, row(rows, RESULTS)):
+        assert (stored["cost_nanos"], stored["currency"]) == (2**63 - 1, "XTS")
+    assert (spent["images"], spent["batch_size"]) == (1, 8)
+    assert spent["requested_by"].startswith("key:")
+    assert "\0" not in spent["requested_by"]
+    rows = projected(record("ledger.usage", USAGE_EVENT), record("replies.acme", REPLY))
+    for stored in (row(rows, USAGE), row(rows, RESULTS)):
+        assert (stored["cost_nanos"], stored["currency"]) == (None, None)
 
 
 def test_a_copy_of_a_reply_is_counted_apart() -> None:

@@ -23,7 +23,7 @@ from stream_processors.recorder.retention import (
     drop_old,
     rules_of,
 )
-from stream_processors.recorder.tables import ALL_TABLES, MODELS, RESULTS, TENANTS, USAGE
+from stream_processors.recorder.tables import ALL_TABLES, DAILY_SUMS, MODELS, RESULTS, TENANTS, USAGE
 from tests.kit.waiting import eventually
 
 
@@ -46,10 +46,24 @@ def projected(*at_ms: int) -> Projection:
 
 def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseconds() -> None:
     rules = rules_of(Settings())
-    assert {rule.name for rule in rules} == {table.name for table in ALL_TABLES} - {TENANTS.name, MODELS.name}
-    assert all(rule.column in rule.table.columns and rule.column.endswith("_at_ms") for rule in rules)
+    growing = {table.name for table in ALL_TABLES} - {TENANTS.name, MODELS.name}
+    assert {rule.name for rule in rules} == growing | {table.name for table in DAILY_SUMS}
+    assert all(rule.column in rule.table.columns for rule in rules)
+    assert all(rule.column.endswith("_at_ms") or rule.table in DAILY_SUMS for rule in rules)
     kept_days = {rule.name: rule.keep_s / 86_400 for rule in rules}
-    assert kept_days == {"results": 1, "conversation_turns": 30, "usage": 90, "audit_logs": 90}
+    assert kept_days == {
+        "results": 1,
+        "conversation_turns": 30,
+        "usage": 90,
+        "audit_logs": 90,
+        "usage_daily": 3 * 365,
+        "usage_daily_callers": 3 * 365,
+    }
+
+
+def test_sums_are_never_removed_before_what_they_sum_up() -> None:
+    rules = {rule.name: rule.keep_s for rule in rules_of(Settings(usage_ttl_s=10**9, usage_daily_ttl_s=86_400))}
+    assert rules["usage_daily"] == rules["usage_daily_callers"] == rules["usage"] == 10**9
 
 
 @given(st.lists(st.integers(0, 100_000), max_size=20), st.integers(0, 200_000))

@@ -17,7 +17,14 @@ NOWHERE = "127.0.0.1:1"
 
 @pytest.fixture(autouse=True)
 def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("KAFKA_SECURITY_PROTOCOL", "SCHEMA_REGISTRY_URL", "TENANTS_FILE", "MODELS_FILE", "METRICS_PORT"):
+    for name in (
+        "KAFKA_SECURITY_PROTOCOL",
+        "SCHEMA_REGISTRY_URL",
+        "TENANTS_FILE",
+        "MODELS_FILE",
+        "PRICES_FILE",
+        "METRICS_PORT",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", NOWHERE)
     monkeypatch.setattr(cluster_admin, "CONNECT_TIMEOUT_S", 0.2)
@@ -50,6 +57,7 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     "command",
     [
         *("topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list"),
+        *("prices apply", "prices list"),
         *("schemas register", "top", "dlq list", "dlq show", "dlq replay", "dlq purge"),
     ],
 )
@@ -76,6 +84,8 @@ def test_command_without_a_subcommand_shows_its_help_as_an_error(capsys: pytest.
         ("schemas register --registry-url ftp://registry", "SCHEMA_REGISTRY_URL=ftp://registry: must be an http"),
         ("tenants apply --tenants-file none.yaml", "none.yaml: cannot be read"),
         ("models apply --models-file none.yaml", "none.yaml: cannot be read"),
+        ("prices apply --prices-file none.yaml", "none.yaml: cannot be read"),
+        ("prices apply --models-file none.yaml", "none.yaml: cannot be read"),
         ("topics apply --topics-file none.yaml", "none.yaml: cannot be read"),
         ("dlq list --since yesterday", "--since yesterday: neither a time (2026-01-31T12:00:00Z) nor an age ("),
         ("dlq list --offsets 1-4", "--offsets: each topic has its own offsets, so it needs --topic as well"),
@@ -114,6 +124,7 @@ def test_mistake_in_a_file_is_named_with_its_line(
     "command",
     [
         *("topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list", "top --once"),
+        *("prices apply", "prices list"),
         *("dlq list", "dlq show 1", "dlq replay --all", "dlq purge --topic work --until 2h"),
     ],
 )

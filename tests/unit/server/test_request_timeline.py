@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fairlane.outcomes import Decision
-from fairlane.records import AuditEvent, InferenceReply, SourceCoordinate, Timings, TokenUsage, UsageEvent
+from fairlane.records import AuditEvent, Cost, InferenceReply, SourceCoordinate, Timings, TokenUsage, UsageEvent
 from fairlane_server.cli.explain import with_unit
 from fairlane_server.postgres.request_timeline import History, RecordedReply, RequestTimeline, TimelineEvent, tell
 
@@ -64,6 +64,16 @@ def test_a_request_that_was_answered_is_told_from_arrival_to_reply() -> None:
     replied = event(place, "replied").details
     assert (replied["estimated_cost_tokens"], replied["spent_cost_tokens"]) == ("70", "50")
     assert (replied["prompt_tokens"], replied["completion_tokens"]) == ("30", "10")
+
+
+def test_the_cost_and_who_asked_are_told_where_they_are_known() -> None:
+    usage = replace(spent(1_060), cost=Cost(153_600, "XTS"), requested_by="key:0123456789abcdef")
+    replied = [
+        event(tell(History(usage=(one,), replies=(answered(Timings(1_000), 1_062),)))[0], "replied").details
+        for one in (usage, spent(1_060))
+    ]
+    assert (replied[0]["cost"], replied[0]["requested_by"]) == ("0.0001536 XTS", "key:0123456789abcdef")
+    assert replied[1].keys().isdisjoint({"cost", "requested_by"})
 
 
 def test_decisions_that_were_not_recorded_are_taken_from_the_reply() -> None:

@@ -49,6 +49,7 @@ NOT_IN_THE_KEY = {
     "tenant",
     "reply_to",
     "metadata",
+    "requested_by",
     "group",
     "replay_of",
     "cache",

@@ -18,9 +18,10 @@ from fairlane_server.topics.families import TopicFamily, load_families
 REPOSITORY = Path(__file__).parents[3]
 READS, WRITES = "readers", "writers"
 
+_PRICES = "fairlane_server/costs/published_prices.py"
 CODE = {
-    "dispatcher": ("stream_processors/dispatcher",),
-    "consumer": ("inference_consumers",),
+    "dispatcher": ("stream_processors/dispatcher", _PRICES),
+    "consumer": ("inference_consumers", _PRICES),
     "recorder": ("stream_processors/recorder",),
     "operator": ("fairlane_server/cli", "fairlane_server/kafka/load_feed.py"),
     "replayer": ("fairlane_server/dead_letters",),
@@ -43,6 +44,7 @@ FAMILIES = {
     "DEAD_LETTER_WORK": {"dead-letter-work"},
     "CONTROL_TENANTS": {"control-tenants"},
     "CONTROL_MODELS": {"control-models"},
+    "CONTROL_PRICES": {"control-prices"},
     "CONTROL_CAPACITY": {"control-capacity"},
     "CONTROL_DISPATCH": {"control-dispatch"},
     "CONTROL_CANCELLATIONS": {"control-cancellations"},
@@ -68,6 +70,7 @@ USES = {
         "jobs-replies": (f"{_DISPATCHER}/deduplication/reply_archive.py", "reply_topic"),
         "control-tenants": (f"{_DISPATCHER}/app.py", "CONTROL_TENANTS"),
         "control-models": (f"{_DISPATCHER}/app.py", "CONTROL_MODELS"),
+        "control-prices": (_PRICES, "CONTROL_PRICES"),
         "control-capacity": (f"{_DISPATCHER}/feedback/work_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": (f"{_DISPATCHER}/feedback/work_feed.py", "CONTROL_DISPATCH"),
         "ledger-usage": (f"{_DISPATCHER}/feedback/work_feed.py", "LEDGER_USAGE"),
@@ -86,6 +89,7 @@ USES = {
     },
     ("consumer", READS): {
         "priority": (f"{_CONSUMER}/group.py", "priority_topic"),
+        "control-prices": (_PRICES, "CONTROL_PRICES"),
         "control-cancellations": (f"{_CONSUMER}/cancellations.py", "CONTROL_CANCELLATIONS"),
     },
     ("consumer", WRITES): {
@@ -111,10 +115,11 @@ USES = {
         "ledger-audit": ("stream_processors/recorder/projection.py", "LEDGER_AUDIT"),
     },
     ("recorder", WRITES): {},
-    # `tenants list|apply` and `models apply` read what is published before they write what changed.
+    # `tenants list|apply`, `models apply` and `prices apply` read what is published before they write what changed.
     ("operator", READS): {
         "control-tenants": ("fairlane_server/kafka/load_feed.py", "CONTROL_TENANTS"),
         "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
+        "control-prices": ("fairlane_server/cli/prices.py", "CONTROL_PRICES"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
         "dead-letter-requests": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_REQUESTS"),
@@ -123,6 +128,7 @@ USES = {
     ("operator", WRITES): {
         "control-tenants": ("fairlane_server/cli/control.py", "CONTROL_TENANTS"),
         "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
+        "control-prices": ("fairlane_server/cli/prices.py", "CONTROL_PRICES"),
     },
     # An operator who may write the requests of every tenant is a role of its own.
     ("replayer", READS): {

@@ -191,6 +191,7 @@ def test_installed_families_make_the_names_that_the_code_uses() -> None:
         names.DEAD_LETTER_WORK,
         names.CONTROL_TENANTS,
         names.CONTROL_MODELS,
+        names.CONTROL_PRICES,
         names.CONTROL_CAPACITY,
         names.CONTROL_DISPATCH,
         names.CONTROL_CANCELLATIONS,
@@ -205,7 +206,7 @@ def test_what_deadlines_and_truth_rest_on() -> None:
     for family in ("requests", "backfill"):
         assert by_family[family].timestamp_type == "LogAppendTime", "a deadline starts at the broker's clock"
         assert by_family[family].partitions == 1
-    for family in ("control-tenants", "control-models"):
+    for family in ("control-tenants", "control-models", "control-prices"):
         assert by_family[family].cleanup == "compact"
         assert by_family[family].partitions == 1
     assert all(not family.records for family in by_family.values() if family.key == "original")

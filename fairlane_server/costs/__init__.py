@@ -1,0 +1,1 @@
+"""Prices of models, the cost of what requests use, and the sums of costs."""

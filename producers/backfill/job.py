@@ -84,6 +84,7 @@ class JobSpec:
         window_ms: completion window, from the submission on.
         endpoint: of S3-compatible storage.
         openai_url: URL that every row must name, as a line of an OpenAI batch file.
+        requested_by: caller of the gateway that submitted it, for the usage of its rows.
     """
 
     input: str
@@ -102,6 +103,7 @@ class JobSpec:
     window_ms: int = DEFAULT_WINDOW_MS
     endpoint: str | None = None
     openai_url: str | None = None
+    requested_by: str | None = None
 
     @classmethod
     def from_json(cls, found: Mapping[str, Any]) -> Self:

@@ -308,7 +308,13 @@ class Runner:
             if isinstance(row, BadRow) or (only is not None and number not in only):
                 continue
             request_id = self._ledger.ids.id_of(number)
-            request = replace(row.request, request_id=request_id, timeout_ms=timeout_ms, reply_to=JOBS_REPLIES)
+            request = replace(
+                row.request,
+                request_id=request_id,
+                timeout_ms=timeout_ms,
+                reply_to=JOBS_REPLIES,
+                requested_by=self.job.spec.requested_by,
+            )
             try:
                 records.append((request_id, self._encoded(request)))
             except ValueError as error:

@@ -10,18 +10,21 @@ from fastapi.routing import APIRoute, iter_route_contexts
 from pydantic import BaseModel
 
 from fairlane.outcomes import Code, Outcome
-from fairlane.records import InferenceReply, LabelScore, Output, Timings, TokenUsage
+from fairlane.records import Cost, InferenceReply, LabelScore, Output, Timings, TokenUsage
 from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
 from producers.gateway.idempotency import HEADER, IN_FLIGHT, MOST_KEY_CHARS, OTHER_BODY
 from producers.gateway.identity.identity import INVALID_KEY
 from producers.gateway.limits.rate_limits import RATE_LIMITED
 from producers.gateway.native.deps import UNKNOWN_REQUEST
 from producers.gateway.native.response_bodies import (
+    CostAnswer,
     EndedAnswer,
     ErrorAnswer,
     HistoryAnswer,
     ResponseBody,
     StatusAnswer,
+    UsageAnswer,
+    UsagePage,
     accepted_answer,
     classify_answer,
     ended_fields,
@@ -168,6 +171,7 @@ REPLY = InferenceReply(
     output=Output(text="The capital of France is Paris."),
     finish_reason="stop",
     usage=TokenUsage(36, 8),
+    cost=Cost(6_800, "XTS"),
     timings=Timings(_AT_MS, _AT_MS + 4, _AT_MS + 6, _AT_MS + 9, _AT_MS + 15, _AT_MS + 240),
 )
 """A final reply, from which the examples of answers are made."""
@@ -179,6 +183,23 @@ HISTORY = HistoryAnswer(data=(EndedAnswer.model_validate(ended_fields(_ENDED)),)
 RANKING = rank_answer(replace(REPLY, model=EMBEDDER, output=Output(scores=(0.83, 0.12))), None)
 CLASSES = classify_answer(
     replace(REPLY, model="digits", output=Output(labels=(LabelScore("seven", 0.97), LabelScore("one", 0.02)))), None
+)
+USAGE = UsagePage(
+    data=(
+        UsageAnswer(
+            day="2026-01-31",
+            model=GENERATOR,
+            requests=1_250,
+            cached_answers=40,
+            prompt_tokens=48_210,
+            completion_tokens=20_480,
+            cached_tokens=0,
+            images=0,
+            engine_ms=310_000,
+            cost=CostAnswer(amount="0.013013", currency="XTS"),
+        ),
+    ),
+    has_more=False,
 )
 STATUS = StatusAnswer(
     id=EXAMPLE_ID,

@@ -53,6 +53,13 @@ class UsedHistory(_Part):
     reason: str | None
 
 
+class UsedCost(_Part):
+    """What was charged, as a decimal number of units of the currency (ISO 4217)."""
+
+    amount: str
+    currency: str
+
+
 class FairlaneDetails(_Part):
     """Fairlane's details of the request."""
 
@@ -64,6 +71,7 @@ class FairlaneDetails(_Part):
     cache: CacheUse | None = Field(validation_alias="cache_use")
     history: UsedHistory | None = Field(validation_alias="history_use")
     replayed: bool
+    cost: UsedCost | None = None
 
 
 class TopLogprobPart(_Part):

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 from redis.asyncio import Redis
 
-from fairlane.names import LEDGER_AUDIT, replies_topic
+from fairlane.names import LEDGER_AUDIT, LEDGER_USAGE, replies_topic
 from fairlane.outcomes import Outcome
-from fairlane.records import AuditEvent, InferenceReply
+from fairlane.records import AuditEvent, InferenceReply, UsageEvent
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
@@ -37,7 +37,7 @@ from tests.kit.request_store_suite import Requests, RequestStoreSuite, reply_of
 from tests.kit.stack import PostgresServer, migrated_database
 from tests.kit.waiting import PATIENCE_S, eventually_awaited
 
-TABLES = ("results", "audit_logs")
+TABLES = ("results", "usage", "audit_logs")
 
 
 @pytest.fixture(autouse=True)
@@ -62,6 +62,9 @@ class Recorded:
     def decide(self, *decisions: AuditEvent) -> None:
         self._write([(LEDGER_AUDIT, event, event.occurred_at_ms) for event in decisions])
 
+    def use(self, *events: UsageEvent) -> None:
+        self._write([(LEDGER_USAGE, event, event.occurred_at_ms) for event in events])
+
     def ask(self, use: Callable[[RequestStore], Awaitable[Any]]) -> Any:
         async def within() -> Any:
             store = RequestStore(self.server.gateway_dsn)
@@ -80,7 +83,7 @@ class Recorded:
     def close(self) -> None:
         self._store.close()
 
-    def _write(self, records: list[tuple[str, AuditEvent | InferenceReply, int]]) -> None:
+    def _write(self, records: list[tuple[str, AuditEvent | InferenceReply | UsageEvent, int]]) -> None:
         encoded = []
         for topic, value, at_ms in records:
             encoded.append(LogRecord(topic, 0, self._offset, at_ms, None, default_codec().encode(value)))

@@ -29,7 +29,7 @@ from producers.gateway.openai.batch_deps import BatchDeps
 from producers.gateway.openai.batches import router as batch_router
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.openai.streams import OpenAIDeps
-from tests.kit.native_kit import KEY, Bench, authenticate, decided, recorded
+from tests.kit.native_kit import KEY, Bench, authenticate, decided, recorded, used
 from tests.kit.openai_kit import accept, models_of
 
 Route = tuple[str, str]
@@ -46,6 +46,7 @@ NATIVE: frozenset[Route] = frozenset(
         ("POST", "/v1/classify"),
         ("POST", "/inference"),
         ("GET", "/results/{request_id}"),
+        ("GET", "/v1/usage"),
     }
 )
 OPENAI: frozenset[Route] = frozenset(
@@ -121,6 +122,7 @@ def scripted() -> Bench:
     """With one request that ended, whose id the document has as an example."""
     bench = Bench(wait_s=1.0)
     bench.store.record(recorded(1, request_id=openapi.EXAMPLE_ID, at_ms=now_ms()))
+    bench.store.use(used(1), used(2, nanos=None))
     bench.store.decide(decided(Decision.ACCEPTED, 1, request_id=openapi.EXAMPLE_ID))
     return bench
 

@@ -2,12 +2,14 @@
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import date
 from typing import Any, Protocol
 
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import (
     AuditEvent,
     CacheUse,
+    Cost,
     HistoryUse,
     Output,
     PassageReference,
@@ -17,10 +19,13 @@ from fairlane.records import (
     TokenLogprob,
     TokenUsage,
     TopLogprob,
+    UsageEvent,
 )
+from fairlane_server.costs.daily_sums import Group, SumQuery, UsageSum
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
-from tests.kit.native_kit import ID, LABELS, decided, place, recorded
+from tests.kit.native_kit import ID, LABELS, decided, place, recorded, used
+from tests.kit.openai_kit import MODEL
 
 ANY = EndedFilter()
 
@@ -31,6 +36,8 @@ class Requests(Protocol):
     def record(self, *replies: RecordedReply) -> None: ...
 
     def decide(self, *decisions: AuditEvent) -> None: ...
+
+    def use(self, *events: UsageEvent) -> None: ...
 
     def ask(self, use: Callable[[RequestStore], Awaitable[Any]]) -> Any:
         """What comes of a question."""
@@ -59,6 +66,7 @@ class RequestStoreSuite:
             cache_use=CacheUse("exact", "another", 1),
             history_use=HistoryUse(2, None, 3),
             attempts=2,
+            cost=Cost(153_600, "XTS"),
         )
         requests.record(full, recorded(2))
         assert reply_of(requests, "acme", ID) == full
@@ -173,6 +181,87 @@ class RequestStoreSuite:
         last = EndedCursor(*place(recorded(4, at_ms=4_000)))
         failed = EndedFilter(outcome="failed")
         assert numbers_of(page_of(requests, "acme", failed, last, 10)) == [2]
+
+    def test_usage_is_summed_up_by_what_is_asked_for(self, requests: Requests) -> None:
+        requests.use(
+            used(1, "2026-01-30", 100, requested_by="key:one"),
+            used(2, "2026-01-31", 20, requested_by="key:one", priority_class="low", pool="other"),
+            used(3, "2026-01-31", 3, model="other", model_version="2", requested_by="user:two", images=1),
+            used(4, "2026-02-01", None, cached=True, completion_tokens=0),
+            used(5, "2026-01-31", 7_000, tenant="globex"),
+        )
+        wanted: tuple[tuple[tuple[Group, ...], list[tuple[Any, ...]]], ...] = (
+            ((), [((), None, 1, None), ((), "XTS", 3, 123)]),
+            (
+                (Group.DAY,),
+                [
+                    ((date(2026, 1, 30),), "XTS", 1, 100),
+                    ((date(2026, 1, 31),), "XTS", 2, 23),
+                    ((date(2026, 2, 1),), None, 1, None),
+                ],
+            ),
+            ((Group.MONTH,), [((date(2026, 1, 1),), "XTS", 3, 123), ((date(2026, 2, 1),), None, 1, None)]),
+            (
+                (Group.MODEL, Group.VERSION),
+                [((MODEL, "1"), None, 1, None), ((MODEL, "1"), "XTS", 2, 120), (("other", "2"), "XTS", 1, 3)],
+            ),
+            (
+                (Group.POOL, Group.CLASS),
+                [
+                    (("generate", "normal"), None, 1, None),
+                    (("generate", "normal"), "XTS", 2, 103),
+                    (("other", "low"), "XTS", 1, 20),
+                ],
+            ),
+            (
+                (Group.CALLER,),
+                [(("",), None, 1, None), (("key:one",), "XTS", 2, 120), (("user:two",), "XTS", 1, 3)],
+            ),
+        )
+        for by, expected in wanted:
+            found = sums_of(requests, SumQuery(by))
+            in_order = sorted(expected, key=lambda one: (*map(str, one[0]), one[1] or ""))
+            assert [(one.keys, one.currency, one.requests, one.cost_nanos) for one in found] == in_order
+        (known,) = [one for one in sums_of(requests, SumQuery()) if one.currency]
+        assert known == UsageSum((), "XTS", 3, 0, 30, 6, 3, 1, 150, 123)
+        (unknown,) = [one for one in sums_of(requests, SumQuery()) if not one.currency]
+        assert unknown == UsageSum((), None, 1, 1, 10, 0, 1, 0, 50, None)
+
+    def test_usage_is_filtered(self, requests: Requests) -> None:
+        requests.use(
+            *(used(day, f"2026-01-{day:02}", 10**day, requested_by=f"key:{day}") for day in range(1, 6)),
+            used(6, "2026-01-03", 7, model="other", model_version="9", pool="p", priority_class="high"),
+        )
+        for query, nanos in (
+            (SumQuery(since=date(2026, 1, 2), until=date(2026, 1, 4)), 1_107),
+            (SumQuery(since=date(2026, 1, 4)), 110_000),
+            (SumQuery(until=date(2026, 1, 2)), 10),
+            (SumQuery(only={Group.MODEL: "other"}), 7),
+            (SumQuery(only={Group.VERSION: "9", Group.POOL: "p", Group.CLASS: "high"}), 7),
+            (SumQuery(only={Group.CALLER: "key:2"}), 100),
+            (SumQuery((Group.DAY,), only={Group.CALLER: "key:2"}), 100),
+        ):
+            assert [one.cost_nanos for one in sums_of(requests, query)] == [nanos]
+        assert sums_of(requests, SumQuery(only={Group.MODEL: "none"})) == []
+
+    def test_pages_of_sums_follow_one_another(self, requests: Requests) -> None:
+        days = [f"2026-01-{day:02}" for day in range(1, 8)]
+        requests.use(*(used(number, day, None if number % 3 else 1) for number, day in enumerate(days)))
+        requests.use(*(used(10 + number, day, 1, model="other") for number, day in enumerate(days)))
+        for by in ((Group.DAY,), (Group.MODEL, Group.DAY), (Group.MONTH, Group.MODEL)):
+            query, seen = SumQuery(by), []  # type: tuple[SumQuery, list[UsageSum]]
+            while page := sums_of(requests, query, seen[-1].place if seen else None, 2):
+                assert len(page) <= 2
+                seen += page
+            assert seen == list(sums_of(requests, query))
+
+
+def sums_of(
+    requests: Requests, query: SumQuery, behind: Sequence[str] | None = None, most: int = 100
+) -> Sequence[UsageSum]:
+    """A page of sums."""
+    found: Sequence[UsageSum] = requests.ask(lambda store: store.usage("acme", query, behind, most))
+    return found
 
 
 def reply_of(requests: Requests, tenant: str, request_id: str) -> RecordedReply | None:

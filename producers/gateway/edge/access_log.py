@@ -141,6 +141,8 @@ def _record(scope: Scope, caller: CallContext, status: int, close_code: int | No
         }
         if caller.is_repeat:
             fields["is_repeat"] = True
+        elif reply.cost is not None:
+            fields |= {"cost": reply.cost.amount, "currency": reply.cost.currency}
     elif caller.code is not None:
         fields |= {"outcome": _OUTCOMES.get(caller.code, _REFUSED), "code": caller.code}
     log.info("call", **fields)

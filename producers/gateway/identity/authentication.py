@@ -62,6 +62,7 @@ class Authenticator:
         if not allowance.is_granted:
             raise refusal(allowance)
         caller.tenant, caller.subject = identity.tenant, identity.subject
+        caller.requested_by = identity.requested_by
         return identity
 
     async def identify(self, connection: HTTPConnection) -> Identity:

@@ -36,6 +36,12 @@ class Identity:
     scopes: frozenset[Scope] = frozenset()
     user: str | None = None
 
+    @property
+    def requested_by(self) -> str:
+        """How its requests and their usage name it: ``key:`` and the id of the key, or ``user:`` and the subject of the
+        token."""
+        return f"{'user' if self.user == self.subject else 'key'}:{self.subject}"
+
 
 log = get_logger(__name__)
 

@@ -1,5 +1,6 @@
 """Response bodies of the native API."""
 
+from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any, Self
 
@@ -7,7 +8,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.outcomes import Outcome
-from fairlane.records import CacheUse, InferenceReply, LabelScore, Output, PassageReference, Timings, TokenUsage
+from fairlane.records import CacheUse, Cost, InferenceReply, LabelScore, Output, PassageReference, Timings, TokenUsage
+from fairlane_server.costs.daily_sums import SUMS, UsageSum
 from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
 from producers.gateway.results.request_status import RequestState, RequestStatus
 from producers.openai_api.errors import GatewayError
@@ -31,6 +33,13 @@ class Links(ResponseBody):
     self: str
     result: str
     events: str
+
+
+class CostAnswer(ResponseBody):
+    """What was charged. Left out where no price was known."""
+
+    amount: str = Field(description="In units of the currency, exactly, as a decimal number")
+    currency: str = Field(description="ISO 4217")
 
 
 class RetrievalAnswer(ResponseBody):
@@ -57,6 +66,7 @@ class EndedAnswer(ResponseBody):
     task: str | None = None
     finish_reason: str | None = None
     usage: TokenUsage
+    cost: CostAnswer | None = None
     timings: Timings
     degradations: tuple[str, ...] = Field((), description="What was taken from it so that it could be served")
     attempts: int = Field(1, description="Runs of an engine that it took part in")
@@ -114,6 +124,44 @@ class HistoryAnswer(ResponseBody):
     next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
 
 
+class UsageAnswer(ResponseBody):
+    """Sums of one group, in one currency; of its groups those that were asked for."""
+
+    day: str | None = None
+    month: str | None = None
+    model: str | None = None
+    model_version: str | None = None
+    pool: str | None = None
+    priority: str | None = None
+    requested_by: str | None = Field(
+        None, description="Caller: `key:` and the id of a key, `user:` and the subject of a token; empty: not known"
+    )
+    requests: int
+    cached_answers: int = Field(description="Those of them that an earlier answer was reused for")
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+    images: int
+    engine_ms: int
+    cost: CostAnswer | None = None
+
+    @classmethod
+    def of(cls, one: UsageSum, keys: Mapping[str, str]) -> Self:
+        """The sums, with the names of their group."""
+        cost = None
+        if one.amount is not None and one.currency is not None:
+            cost = CostAnswer(amount=one.amount, currency=one.currency)
+        return cls(**{name: getattr(one, name) for name in SUMS if name != "cost_nanos"}, cost=cost, **keys)
+
+
+class UsagePage(ResponseBody):
+    """A page of sums, in the order of the groups."""
+
+    data: tuple[UsageAnswer, ...]
+    has_more: bool
+    next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
+
+
 class RankedDocument(ResponseBody):
     """The index of a document in the given list, and its score."""
 
@@ -128,6 +176,7 @@ class RankAnswer(ResponseBody):
     model: str | None = None
     results: tuple[RankedDocument, ...]
     usage: TokenUsage
+    cost: CostAnswer | None = None
 
 
 class ClassifyAnswer(ResponseBody):
@@ -137,6 +186,7 @@ class ClassifyAnswer(ResponseBody):
     model: str | None = None
     labels: tuple[LabelScore, ...]
     usage: TokenUsage
+    cost: CostAnswer | None = None
 
 
 class NativeErrorDetail(ResponseBody):
@@ -209,13 +259,21 @@ def rank_answer(reply: InferenceReply, top_n: int | None) -> RankAnswer:
     scores = () if reply.output is None or reply.output.scores is None else reply.output.scores
     order = sorted(range(len(scores)), key=lambda index: (scores[index] != scores[index], -scores[index], index))
     results = tuple(RankedDocument(index=index, score=scores[index]) for index in order[:top_n])
-    return RankAnswer(id=reply.request_id, model=reply.model, results=results, usage=reply.usage)
+    return RankAnswer(
+        id=reply.request_id, model=reply.model, results=results, usage=reply.usage, cost=_cost(reply.cost)
+    )
 
 
 def classify_answer(reply: InferenceReply, top_n: int | None) -> ClassifyAnswer:
     """The classes of an ``ok`` reply."""
     labels = () if reply.output is None or reply.output.labels is None else reply.output.labels
-    return ClassifyAnswer(id=reply.request_id, model=reply.model, labels=labels[:top_n], usage=reply.usage)
+    return ClassifyAnswer(
+        id=reply.request_id, model=reply.model, labels=labels[:top_n], usage=reply.usage, cost=_cost(reply.cost)
+    )
+
+
+def _cost(cost: Cost | None) -> CostAnswer | None:
+    return None if cost is None else CostAnswer.model_validate(cost)
 
 
 _ASK_AGAIN_S = 1

@@ -1,12 +1,8 @@
 """Native routes: sending requests, one request by its id, and the history of ended requests."""
 
-import base64
-import binascii
-from hashlib import blake2b
 from types import SimpleNamespace
 from typing import Annotated, TypeVar
 
-import msgspec
 from fastapi import APIRouter, Depends, Query, Request
 from pydantic import AwareDatetime
 from starlette.responses import Response
@@ -14,12 +10,13 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
-from fairlane_server.caching.entries import UNREADABLE, canonical
+from fairlane_server.caching.entries import Canonical
 from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.text import NUL
 from producers.gateway import openapi
 from producers.gateway.edge.error_responses import error_response
 from producers.gateway.identity.identity import Identity
+from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
 from producers.gateway.native.deps import NativeDeps, checked_id, require_read, require_send, unknown_request
 from producers.gateway.native.events import add_event_routes
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
@@ -36,6 +33,7 @@ from producers.gateway.native.response_bodies import (
     result_answer,
     status_answer,
 )
+from producers.gateway.native.usage import add_usage_route
 from producers.gateway.openapi import EMBEDDER, GENERATOR, READING, SENDING, RequestId, taking
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
@@ -75,7 +73,7 @@ def router(deps: NativeDeps) -> APIRouter:
     """All native routes, to be included by the application, which must turn GatewayErrors into answers and close
     ``deps.kept``."""
     made = APIRouter()
-    for add in (_add_sending, _add_lookups, _add_history, add_event_routes):
+    for add in (_add_sending, _add_lookups, _add_history, add_usage_route, add_event_routes):
         add(made, deps)
     return made
 
@@ -237,54 +235,26 @@ def _expired(deps: NativeDeps, request_id: str) -> GatewayError:
 
 RESULT_EXPIRED = "result_expired"
 """The gateway's own code."""
-MOST_CURSOR_CHARS = 4_096
-
-_FILTER_BYTES = 8
 _LARGEST_INT = 2**63 - 1
-
-
-class _Cursor(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    filter: bytes
-    place: EndedCursor
-
-
-_decoder = msgspec.msgpack.Decoder(_Cursor)
+_cursors = Cursors(EndedCursor)
 
 
 def cursor_of(tenant: str, wanted: EndedFilter, place: EndedCursor) -> str:
     """Cursor of the page after this place, for the same tenant and filter."""
-    raw = msgspec.msgpack.encode(_Cursor(_digest(tenant, wanted), place))
-    return base64.urlsafe_b64encode(raw).decode().rstrip("=")
+    return _cursors.encode(_query(tenant, wanted), place)
 
 
 def place_of(tenant: str, wanted: EndedFilter, cursor: str) -> EndedCursor:
-    """The place in a cursor. It is not signed: it gives access to nothing that its caller could not ask for anyway.
-
-    Raises GatewayError: 400 for an invalid cursor, or one of another filter.
-    """
-    if len(cursor) > MOST_CURSOR_CHARS:
-        raise _refusal("is no cursor")
-    try:
-        raw = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True)
-        found = _decoder.decode(raw)
-    except (binascii.Error, *UNREADABLE):
-        raise _refusal("is no cursor") from None
-    place = found.place
+    """The place in a cursor. Raises GatewayError: 400 for an invalid cursor, or one of another filter."""
+    place = _cursors.decode(_query(tenant, wanted), cursor)
     numbers = place.replied_at_ms, place.source_partition, place.source_offset
     if any(abs(number) > _LARGEST_INT for number in numbers) or NUL in place.request_id + place.source_topic:
-        raise _refusal("is no cursor")
-    if found.filter != _digest(tenant, wanted):
-        raise _refusal("belongs to another query: leave the other parameters as they were")
+        raise not_a_cursor()
     return place
 
 
-def _digest(tenant: str, wanted: EndedFilter) -> bytes:
-    parts = (tenant, wanted.outcome, wanted.model, wanted.since_ms, wanted.until_ms)
-    return blake2b(canonical(parts), digest_size=_FILTER_BYTES).digest()
-
-
-def _refusal(message: str) -> GatewayError:
-    return GatewayError(400, Code.INVALID, message, field="cursor")
+def _query(tenant: str, wanted: EndedFilter) -> Canonical:
+    return tenant, wanted.outcome, wanted.model, wanted.since_ms, wanted.until_ms
 
 
 MOST_OF_PAGE = 100

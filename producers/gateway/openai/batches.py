@@ -221,6 +221,7 @@ def _new(deps: BatchDeps, tenant: str, body: BatchBody, job_id: str) -> StoredBa
             errors=deps.url_of(tenant, error),
             openai_url=body.endpoint,
             window_ms=DEFAULT_WINDOW_MS,
+            requested_by=current().requested_by,
         )
         fingerprint = deps.blob_of(tenant, file.file_id).fingerprint()
         # The runner counts the rows; until then the batch is ``validating``.

@@ -14,6 +14,7 @@ class CallContext:
     Attributes:
         trace: trace headers to pass on with its request.
         tenant, subject: the caller, once authenticated.
+        requested_by: its name in the records of its requests.
         request_id: request that the call is about: published for it, found under its key, or asked for with a valid id.
             No other input of a caller is logged.
         object_id: file or batch that the call is about, likewise.
@@ -27,6 +28,7 @@ class CallContext:
     # Class attributes as defaults keep the constructor cheap: every call creates one instance.
     tenant: str | None = None
     subject: str | None = None
+    requested_by: str | None = None
     request_id: str | None = None
     object_id: str | None = None
     reply: InferenceReply | None = None

@@ -51,8 +51,9 @@ class Submitter:
             metrics.GATEWAY_REFUSED_EARLY.labels(code=refusal.code).inc()
             raise refusal
         request_id = request.request_id
-        value = self._encoded(replace(request, tenant=tenant, reply_to=GATEWAY_REPLIES), tenant)
         caller = current()
+        published = replace(request, tenant=tenant, reply_to=GATEWAY_REPLIES, requested_by=caller.requested_by)
+        value = self._encoded(published, tenant)
         streamed = request.parameters.stream
         waiting = self.pending.open(tenant, request_id, streamed=streamed)
         try:

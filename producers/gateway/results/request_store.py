@@ -1,7 +1,7 @@
 """Recorded requests: by id, and pages of ended ones, newest first."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -9,6 +9,7 @@ from pydantic import TypeAdapter
 from fairlane.names import is_name
 from fairlane.outcomes import Outcome
 from fairlane.records import Output
+from fairlane_server.costs.daily_sums import Group, SumQuery, UsageSum, sum_of, sum_question
 from fairlane_server.postgres.pool import DeadlinePool, Question, rows_for
 from fairlane_server.postgres.request_history import (
     DECISIONS,
@@ -112,6 +113,14 @@ class RequestStore:
         question = ended_question(tenant, wanted, behind, most)
         (rows,) = await rows_for(self._pages, _checked(tenant), [question], PAGE_TIMEOUT_S)
         return [recorded_reply(row) for row in rows]
+
+    async def usage(self, tenant: str, query: SumQuery, behind: Sequence[str] | None, most: int) -> Sequence[UsageSum]:
+        """A page of sums of usage, in the order of their groups: the first page, or the one after ``behind``."""
+        # The policies of the table restrict it too; with the tenant in the query its index is used.
+        own = replace(query, only={**query.only, Group.TENANT: tenant})
+        question = sum_question(own, behind, most)
+        (rows,) = await rows_for(self._pages, _checked(tenant), [question], PAGE_TIMEOUT_S)
+        return [sum_of(row, len(query.by)) for row in rows]
 
     async def _ask(self, tenant: str, questions: Sequence[Question]) -> list[list[tuple[Any, ...]]]:
         return await rows_for(self._look_ups, _checked(tenant), questions, LOOK_UP_TIMEOUT_S)

@@ -16,6 +16,7 @@ from fairlane.outcomes import Code
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane_server.caching.entries import CacheName, request_key
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
+from fairlane_server.costs.daily_sums import SumQuery, UsageSum
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.store_error import StoreError
@@ -184,6 +185,11 @@ class Results:
         """A page of the tenant's ended requests, see ``RequestStore``. Raises GatewayError: 503."""
         with self._page_slots.taken(tenant):
             return await self._ask(self._pages, lambda: self._store.ended(tenant, wanted, behind, most))
+
+    async def usage(self, tenant: str, query: SumQuery, behind: Sequence[str] | None, most: int) -> Sequence[UsageSum]:
+        """A page of the tenant's sums of usage, see ``RequestStore``. Raises GatewayError: 503."""
+        with self._page_slots.taken(tenant):
+            return await self._ask(self._pages, lambda: self._store.usage(tenant, query, behind, most))
 
     def _keep(self, recorded: RecordedReply, size_bytes: int) -> bool:
         """Keep a reply for a while, unless it is too large. Returns False if an earlier one takes precedence: the later

@@ -66,6 +66,13 @@ def assert_complete_but_for_repeats(world: World) -> None:
     assert {answer.outcome for answer in world.output} == {Outcome.OK}
 
 
+def test_the_rows_of_a_job_are_those_of_its_caller() -> None:
+    for caller in ("key:0123456789abcdef", None):
+        world = world_of(good_rows(2), requested_by=caller)
+        assert world.run() is Status.COMPLETED
+        assert [request.requested_by for request in world.sent] == [caller] * 2
+
+
 def test_a_job_without_trouble() -> None:
     world = world_of(MIXED, chunk_rows=3, max_open_chunks=2)
 

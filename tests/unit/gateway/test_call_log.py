@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Code, Decision, Outcome
-from fairlane.records import CacheUse, InferenceReply, TokenUsage
+from fairlane.records import CacheUse, Cost, InferenceReply, TokenUsage
 from producers.gateway.edge import access_log, error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.limits.rate_buckets import Allowance
@@ -97,6 +97,11 @@ def test_what_was_run_before_costs_nothing_again() -> None:
     assert (line["outcome"], line["cost_tokens"], line["is_repeat"]) == ("ok", 0, True)
     line = line_of(partial(answered_with, replace(REPLY, cache_use=CacheUse("exact", "other", 1))))
     assert (line["outcome"], line["cost_tokens"]) == ("ok", 0)
+    assert "cost" not in line
+    priced = replace(REPLY, cost=Cost(153_600, "XTS"))
+    line = line_of(partial(answered_with, priced))
+    assert (line["cost"], line["currency"]) == ("0.0001536", "XTS")
+    assert "cost" not in line_of(partial(answered_with, priced, is_repeat=True))
 
 
 def test_the_outcome_of_a_reply_goes_before_that_of_its_error() -> None:

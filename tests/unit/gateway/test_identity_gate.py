@@ -32,6 +32,7 @@ from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, owners_of, span_text
+from producers.gateway.pipeline.call_context import current
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
     AUDIENCE,
@@ -78,7 +79,7 @@ class Bench:
         @app.get("/who")
         async def who(identity: Annotated[Identity, Depends(self.gate)]) -> dict[str, str]:
             self.worked += 1
-            return {"tenant": identity.tenant, "subject": identity.subject}
+            return {"tenant": identity.tenant, "subject": identity.subject, "as": current().requested_by or ""}
 
         @app.post("/work")
         async def work(
@@ -114,9 +115,12 @@ def test_a_key_or_a_token_is_shown_in_one_of_the_usual_ways() -> None:
         key = bench.store.create("acme")
         for headers in (bearer(key.text), {"authorization": f"bearer  {key.text} "}, {"X-API-Key": key.text}):
             found = await client.get("/who", headers=headers)
-            assert (found.status_code, found.json()) == (200, {"tenant": "acme", "subject": key.key_id})
+            who = {"tenant": "acme", "subject": key.key_id, "as": f"key:{key.key_id}"}
+            assert (found.status_code, found.json()) == (200, who)
         found = await client.get("/who", headers=bearer(token()))
-        assert found.json() == {"tenant": "acme", "subject": "u-17"}
+        assert found.json() == {"tenant": "acme", "subject": "u-17", "as": "user:u-17"}
+        of_user = bench.store.create("acme", user="u-17")
+        assert (await client.get("/who", headers=bearer(of_user.text))).json()["as"] == f"key:{of_user.key_id}"
 
     run(use)
 

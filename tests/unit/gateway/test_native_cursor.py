@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.native.routes import MOST_CURSOR_CHARS, cursor_of, place_of
+from producers.gateway.native.cursors import MOST_CURSOR_CHARS
+from producers.gateway.native.routes import cursor_of, place_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.errors import GatewayError
 

@@ -8,6 +8,7 @@ import pytest
 
 from fairlane.records import (
     CacheUse,
+    Cost,
     HistoryUse,
     Output,
     PassageReference,
@@ -129,6 +130,7 @@ def test_what_was_done_to_a_request_is_told(client: openai.OpenAI, submitter: Sc
                 "cache_use": CacheUse("exact", earlier, 5),
                 "history_use": HistoryUse(4, "shortened", 2),
                 "finish_reason": "length",
+                "cost": Cost(153_600, "XTS"),
             }
         )
     )
@@ -139,6 +141,7 @@ def test_what_was_done_to_a_request_is_told(client: openai.OpenAI, submitter: Sc
     assert told["retrieval"] == {"collection": "atlas", "mode": "vector", "reason": "late"}
     assert told["cache"] == {"mode": "exact", "request_id": earlier, "answered_at_ms": 5, "similarity": 1.0}
     assert told["history"] == {"messages": 4, "reason": "shortened"}
+    assert told["cost"] == {"amount": "0.0001536", "currency": "XTS"}
     assert answer.choices[0].finish_reason == "length"
 
 

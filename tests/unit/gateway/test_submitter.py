@@ -86,12 +86,14 @@ def test_a_request_is_published_as_its_tenants_and_answered_here() -> None:
 
     async def test(submitter: Submitter) -> None:
         caller = CallContext(trace=(PARENT,))
+        caller.requested_by = "key:0123456789abcdef"
         present.set(caller)
-        asked = request(submitter, tenant=None, reply_to=None)
+        asked = request(submitter, tenant=None, reply_to=None, requested_by="key:of another")
         waiting = await submitter.submit("acme", asked)
         ((topic, key, record, headers),) = bench.log.records
         assert (topic, key) == ("requests.acme", asked.request_id)
-        assert record == replace(asked, tenant="acme", reply_to=GATEWAY_REPLIES)
+        named = replace(asked, requested_by="key:0123456789abcdef")
+        assert record == replace(named, tenant="acme", reply_to=GATEWAY_REPLIES)
         assert partition_of(key, PARTITIONS) in OWNED
         assert headers[PARENT[0]] == PARENT[1]
         assert headers[names_of_headers.CE_ID] == key.encode()

@@ -29,7 +29,9 @@ def run() -> None:
         connection.execute(text(f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}'"))
         connection.execute(text(f"SELECT pg_advisory_xact_lock({UPGRADE_LOCK})"))
         context.run_migrations()
-        attributes["rights"] = apply_rights(connection.connection.driver_connection, attributes["role_prefix"])
+        # The rights are on the tables of the newest revision.
+        if context.get_context().get_current_revision() == context.get_head_revision():
+            attributes["rights"] = apply_rights(connection.connection.driver_connection, attributes["role_prefix"])
     connection.commit()
 
 

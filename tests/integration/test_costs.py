@@ -78,7 +78,7 @@ def fairlane(served: Served, *arguments: str, env: dict[str, str] | None = None)
         (sys.executable, "-m", "fairlane_server.cli", *arguments),
         env={
             "KAFKA_BOOTSTRAP_SERVERS": served.pipeline.env["KAFKA_BOOTSTRAP_SERVERS"],
-            "POSTGRES_DSN": served.database.dsn,
+            "POSTGRES_DSN": served.database.operator_dsn,
             "MODELS_FILE": served.pipeline.env["MODELS_FILE"],
             **(env or {}),
         },

@@ -8,6 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from alembic import command
+from pydantic import SecretStr
 
 from fairlane.clock import now_ms
 from fairlane.names import LEDGER_USAGE
@@ -18,6 +19,7 @@ from fairlane_server.costs.daily_sums import KEYS, SUMS, Group, SumQuery
 from fairlane_server.postgres import migrations
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.postgres.usage_sums import read_sums
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import LogRecord, project
@@ -44,7 +46,7 @@ def tables(migrated: PostgresServer) -> Tables:
 
 @pytest.fixture
 def store(migrated: PostgresServer) -> Iterator[RecorderStore]:
-    made = RecorderStore(migrated.dsn)
+    made = RecorderStore(migrated.recorder_dsn)
     made.start_at({PARTITION: Stored(0)})
     yield made
     made.close()
@@ -125,7 +127,7 @@ def test_writers_at_the_same_time_lose_nothing_and_never_wait_for_one_another_in
     events = mixed(400)
 
     def record(part: int) -> None:
-        store = RecorderStore(migrated.dsn)
+        store = RecorderStore(migrated.recorder_dsn)
         # Each its own rows, of the same groups, in another order.
         mine = events[part::4] if part % 2 else events[part::4][::-1]
         for start in range(0, len(mine), 10):
@@ -146,7 +148,7 @@ def test_retention_keeps_the_sums_and_a_rebuild_counts_nothing_twice(
     young = [replace(used(10 + number), occurred_at_ms=today - 2 * DAY_MS + number) for number in range(7)]
     write(store, [*old, *young])
     rules = {rule.name: rule for rule in rules_of(Settings())}
-    rows = OldRows(migrated.dsn)
+    rows = OldRows(migrated.recorder_dsn)
     usage = rules["usage"]
     assert rows.remove(usage, usage.before_ms(now_ms()), 100)[0] == 5
     assert tables.rows("SELECT sum(requests), sum(cost_nanos) FROM usage_daily") == [(12, 1_200)]
@@ -165,15 +167,15 @@ def test_retention_keeps_the_sums_and_a_rebuild_counts_nothing_twice(
 
 
 def test_rows_that_were_there_before_are_counted_by_the_migration(database: PostgresServer) -> None:
-    settings = Settings(postgres_dsn=database.dsn, postgres_owner_dsn=database.owner_dsn)
+    settings = Settings(postgres_owner_dsn=SecretStr(database.owner_dsn))
     with migrations._alembic(settings) as (config, _connection, _):
         config.attributes["applied"] = []
-        command.upgrade(config, "0015")
+        command.upgrade(config, "0016")
     insert = (
         "INSERT INTO usage VALUES ('w', 0, %s, 'l', 0, %s, 'r', %s, 'p', 'm', '1', 'high', 'ok', NULL, "
         "1, 2, 0, 2, 5, %s, 1)"
     )
-    with connect(database.dsn, "test") as connection:
+    with connect(database.owner_dsn, "test") as connection:
         act_for(connection, ALL_TENANTS)
         for number, tenant in enumerate(("acme", "acme", "globex")):
             connection.execute(insert.encode(), (number, number, tenant, 10 * DAY_MS))
@@ -183,7 +185,7 @@ def test_rows_that_were_there_before_are_counted_by_the_migration(database: Post
     assert rows == [("acme", "1970-01-11", "", 2, 4), ("globex", "1970-01-11", "", 1, 2)]
     assert tables.rows("SELECT requested_by, sum(requests) FROM usage_daily_callers GROUP BY 1") == [("", 3)]
     # An older recorder, which knows nothing of costs, goes on.
-    with connect(database.dsn, "test") as connection:
+    with connect(database.recorder_dsn, "test") as connection:
         act_for(connection, ALL_TENANTS)
         connection.execute(insert.encode(), (9, 9, "acme", 10 * DAY_MS))
     assert tables.rows("SELECT requests FROM usage_daily WHERE tenant = 'acme'") == [(3,)]
@@ -202,8 +204,8 @@ def test_rows_that_were_there_before_are_counted_by_the_migration(database: Post
     ],
 )
 def test_no_service_can_write_a_sum(migrated: PostgresServer, table: str, statement: str) -> None:
-    for dsn in {migrated.dsn, migrated.gateway_dsn}:
-        with connect(dsn, "test") as connection:
+    for role in PostgresRole:
+        with connect(migrated.dsn(role), "test") as connection:
             act_for(connection, ALL_TENANTS)
             with pytest.raises(psycopg.errors.InsufficientPrivilege):
                 connection.execute(statement.format(table, table).encode())
@@ -213,7 +215,7 @@ def test_no_service_can_write_a_sum(migrated: PostgresServer, table: str, statem
 def test_a_tenant_sees_its_own_sums(store: RecorderStore, migrated: PostgresServer, tables: Tables) -> None:
     write(store, mixed(20))
     for table in KEYS:
-        for dsn in {migrated.dsn, migrated.gateway_dsn}:
+        for dsn in (migrated.gateway_dsn, migrated.operator_dsn):
             with connect(dsn, "test") as connection:
                 act_for(connection, "acme")
                 seen = connection.execute(f"SELECT DISTINCT tenant FROM {table}".encode()).fetchall()  # noqa: S608 - our own
@@ -224,7 +226,7 @@ def test_a_tenant_sees_its_own_sums(store: RecorderStore, migrated: PostgresServ
 def test_the_sums_of_a_command_are_those_of_the_rows(store: RecorderStore, migrated: PostgresServer) -> None:
     events = mixed(60)
     write(store, events)
-    settings = Settings(postgres_dsn=migrated.dsn)
+    settings = Settings(postgres_dsn=SecretStr(migrated.operator_dsn))
     found = read_sums(settings, SumQuery((Group.TENANT, Group.MONTH)))
     assert sum(one.requests for one in found) == 60
     assert sum(one.cost_nanos or 0 for one in found) == sum(event.cost.nanos for event in events if event.cost)

@@ -142,9 +142,12 @@ def test_what_earlier_revisions_granted_is_taken_back(
         "GRANT USAGE ON SEQUENCE passage_numbers TO fairlane; "
         "GRANT EXECUTE ON FUNCTION remove_old_rows(text, bigint, integer) TO fairlane; "
         "ALTER POLICY trusted_service ON results TO fairlane_owner, fairlane; "
+        "DROP FUNCTION count_usage(), uncount_usage() CASCADE; DROP TABLE usage_daily, usage_daily_callers; "
+        "ALTER TABLE usage DROP COLUMN images, DROP COLUMN batch_size, DROP COLUMN cost_nanos, DROP COLUMN currency, "
+        "DROP COLUMN requested_by; ALTER TABLE results DROP COLUMN cost_nanos, DROP COLUMN currency; "
         "UPDATE alembic_version SET version_num = '0015'",
     )
-    assert upgrade(Settings(postgres_owner_dsn=database.owner_dsn)).applied == ("0016",)
+    assert upgrade(Settings(postgres_owner_dsn=database.owner_dsn)).applied == ("0016", "0017")
     # It is in nothing of this database any more.
     as_admin(database, own[1], "DROP ROLE fairlane")
 

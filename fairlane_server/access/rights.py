@@ -112,6 +112,9 @@ def _topic_rights(families: Iterable[TopicFamily], user: KafkaUser) -> Iterator[
             yield Resource.TOPIC, name, is_prefix, Operation.READ
         if user.role in family.writers:
             yield Resource.TOPIC, name, is_prefix, Operation.WRITE
+        if user.role is KafkaRole.GATEWAY and name == names.JOBS_REPLIES:
+            # A new batch gets one of its partitions.
+            yield Resource.TOPIC, name, is_prefix, Operation.DESCRIBE
         if user.role is KafkaRole.OPERATOR:
             for operation in _OPERATOR_ON_TOPICS:
                 yield Resource.TOPIC, name, is_prefix, operation

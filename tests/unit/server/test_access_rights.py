@@ -211,3 +211,13 @@ def test_users_of_pipelines_with_different_prefixes_are_different() -> None:
 def test_only_tenants_and_pools_own_users(role: KafkaRole, owner: str) -> None:
     with pytest.raises(ValueError, match="only users of tenants and pools have an owner"):
         KafkaUser(role, owner)
+
+
+def test_the_gateway_divides_batches_among_partitions_that_it_cannot_read() -> None:
+    gateway = KafkaUser(KafkaRole.GATEWAY)
+    allowed = {
+        operation
+        for operation in (Operation.DESCRIBE, Operation.READ, Operation.WRITE)
+        if is_allowed(grants_of((gateway,)), gateway.name, operation, Resource.TOPIC, names.JOBS_REPLIES)
+    }
+    assert allowed == {Operation.DESCRIBE}

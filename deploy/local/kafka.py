@@ -195,6 +195,9 @@ class Kafka:
         format_name = f"{self.name}-format"
         formatted = is_formatted(self.folder)
         options = OPTIONS_OF_MANY if self.voters else OPTIONS
+        if self.security is not None:
+            # Only the second compiler uses the processor's instructions for AES.
+            options = tuple(option for option in options if option != FIRST_COMPILER)
         node = ProcessSpec(
             name=self.name,
             argv=(

@@ -194,7 +194,7 @@ class Kafka:
         command = (java, *shared, f"-Dlog4j2.configurationFile={LOG_CONFIG}", "-cp", f"{self.libs}/*")
         format_name = f"{self.name}-format"
         formatted = is_formatted(self.folder)
-        options = OPTIONS_OF_MANY if self.voters else OPTIONS
+        options: tuple[str, ...] = OPTIONS_OF_MANY if self.voters else OPTIONS
         if self.security is not None:
             # Only the second compiler uses the processor's instructions for AES.
             options = tuple(option for option in options if option != FIRST_COMPILER)

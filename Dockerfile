@@ -37,7 +37,8 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM base AS common
 # A volume takes over the owner of the folder that it is mounted on.
 RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin fairlane \
-    && install -d -o fairlane -g fairlane /models /files
+    && install -d -o fairlane -g fairlane /models /files \
+    && install -d -m 700 -o fairlane -g fairlane /credentials
 COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
 COPY fairlane fairlane

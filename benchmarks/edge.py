@@ -37,6 +37,7 @@ IDLE = 10_000
 _PART_OF_PEAK = 0.5
 _TIMEOUT_S = 30.0
 _DESCRIPTORS_BESIDES = 512
+_SHOWN_LINES = 5
 _CHANGES = {"rate=1000r/s": "rate=1000000r/s", "keepalive_timeout 75s;": "keepalive_timeout 900s;"}
 """For a load from one address; and callers stay connected for as long as all the others take to connect."""
 
@@ -176,9 +177,12 @@ def _is_open(peer: ssl.SSLSocket) -> bool:
 def _loaded(
     service: HttpService, between: Edge, seconds: float, *, connections: int = 0, rate_per_s: float = 0.0
 ) -> HttpLoadResult:
-    """Raises RuntimeError: not every call was answered with 202."""
+    """Raises RuntimeError, with the edge's lines about them: not every call was answered with 202."""
     order = Order(service.url, PATH, service.headers, BODY, seconds, connections, rate_per_s)
     measured = load(order, between.environment)
     if measured.others or not measured.per_s:
-        raise RuntimeError(f"{service.url}: not every call was accepted: {measured.statuses}")
+        lines = between.nginx.access_log.read_text(encoding="utf-8").splitlines()
+        refused = [line for line in lines if '"status":202,' not in line]
+        shown = "\n".join(refused[-_SHOWN_LINES:])
+        raise RuntimeError(f"{service.url}: not every call was accepted: {measured.statuses}\n{shown}")
     return measured

@@ -112,6 +112,9 @@ class Settings(KafkaSettings):
     log_format: Literal["json", "console"] = "json"
     """json: one object per line; console: for people."""
 
+    kafka_user_passwords: SecretStr | None = None
+    """Passwords of users that `fairlane access apply` creates, USER=PASSWORD separated by spaces; users not named get
+    random ones."""
     allow_open_kafka: bool = False
     """Serve several tenants although Kafka asks for no password: whoever reaches it can then read and write for all."""
     group_prefix: str = Field("fairlane", pattern=r"^[a-zA-Z0-9.-]+$")

@@ -4,8 +4,9 @@
 """
 
 import secrets
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from fairlane_server.private_files import read_private, sync_folder, write_private
 
@@ -35,14 +36,30 @@ def read_credentials(folder: Path, user: str) -> dict[str, str]:
     return found
 
 
-def prepare_passwords(folder: Path, users: Iterable[str]) -> dict[str, str]:
-    """The passwords of users to be created: that of a creation which did not finish, else a new random one.
+def given_passwords(text: str) -> dict[str, str]:
+    """Passwords by user, from USER=PASSWORD separated by spaces. Raises ValueError, which quotes no password: an entry
+    is incomplete or names the user of another one."""
+    given: dict[str, str] = {}
+    for number, entry in enumerate(text.split(), 1):
+        user, _, password = entry.partition("=")
+        if not user or not password:
+            raise ValueError(f"entry {number} is not USER=PASSWORD")
+        if user in given:
+            raise ValueError(f"{user} has two passwords")
+        given[user] = password
+    return given
+
+
+def prepare_passwords(
+    folder: Path, users: Iterable[str], given: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, str]:
+    """The passwords of users to be created: the given one, that of a creation which did not finish, or a random one.
 
     Files come before users, so that no password is lost when the command ends in between. Raises as
     ``read_credentials``.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    return {user: _prepare(folder, user) for user in users}
+    return {user: _prepare(folder, user, given.get(user)) for user in users}
 
 
 def keep_passwords(folder: Path, users: Iterable[str]) -> None:
@@ -64,11 +81,11 @@ def _draft(folder: Path, user: str) -> Path:
     return folder / f"{user}.env.new"
 
 
-def _prepare(folder: Path, user: str) -> str:
+def _prepare(folder: Path, user: str, given: str | None) -> str:
     draft = _draft(folder, user)
-    if draft.exists():
+    if given is None and draft.exists():
         return read_credentials(folder, user)[PASSWORD]
-    password = secrets.token_urlsafe(_PASSWORD_BYTES)
+    password = secrets.token_urlsafe(_PASSWORD_BYTES) if given is None else given
     text = f"KAFKA_SASL_MECHANISM=SCRAM-SHA-512\n{_USERNAME}={user}\n{PASSWORD}={password}\n"
     write_private(draft, text, durable=True)
     return password

@@ -9,7 +9,12 @@ import typer
 
 from fairlane.settings import Settings
 from fairlane_server.access.admin import AccessApplied, apply_access, read_access
-from fairlane_server.access.credentials import keep_passwords, prepare_passwords, remove_credentials
+from fairlane_server.access.credentials import (
+    given_passwords,
+    keep_passwords,
+    prepare_passwords,
+    remove_credentials,
+)
 from fairlane_server.access.plan import (
     AccessChange,
     AccessPlan,
@@ -236,6 +241,18 @@ class _Access:
             self._warn(made)
         _refuse_unknown_users(made)
 
+    def given_passwords(self) -> Mapping[str, str]:
+        """The passwords of the setting. Ends the command if one is of no user of this pipeline."""
+        given = self.settings.kafka_user_passwords
+        try:
+            passwords = {} if given is None else given_passwords(given.get_secret_value())
+        except ValueError as error:
+            fail(f"KAFKA_USER_PASSWORDS: {error}")
+        known = {one.name for user in self.users for one in (user, user.other)}
+        if unknown := sorted(passwords.keys() - known):
+            fail(f"KAFKA_USER_PASSWORDS: {unknown[0]}: the files name no such user")
+        return passwords
+
     def finish(self, made: AccessPlan, credentials: Path, *, dry_run: bool, as_json: bool) -> None:
         """Apply the plan and show what was done; with ``dry_run`` only show it. Ends the command when a change
         failed."""
@@ -246,7 +263,7 @@ class _Access:
         new = [change.user for change in made.changes if isinstance(change, CreateUser)]
         try:
             keep_passwords(credentials, (user for user in self.state.users if KafkaUser.parse(user) is not None))
-            passwords = prepare_passwords(credentials, new)
+            passwords = prepare_passwords(credentials, new, self.given_passwords())
         except (OSError, ValueError) as error:
             fail(f"--credentials: {error}")
         applied = apply_access(self.cluster, self.settings, made.changes, passwords)

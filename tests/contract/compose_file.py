@@ -13,6 +13,15 @@ from deploy.settings_docs import COMPOSE_FILE, COMPOSE_VARIABLE
 
 OURS = "fairlane"
 PASSWORDS = {
+    "KAFKA_ADMIN_PASSWORD": "admin20",
+    "KAFKA_REGISTRY_PASSWORD": "registry21",
+    "KAFKA_DISPATCHER_PASSWORD": "dispatcher22",
+    "KAFKA_RECORDER_PASSWORD": "recorder23",
+    "KAFKA_GATEWAY_PASSWORD": "gateway24",
+    "KAFKA_BACKFILL_PASSWORD": "backfill25",
+    "KAFKA_OPERATOR_PASSWORD": "operator26",
+    "KAFKA_GENERATE_PASSWORD": "generate27",
+    "KAFKA_ENCODE_PASSWORD": "encode28",
     "POSTGRES_ADMIN_PASSWORD": "admin1",
     "POSTGRES_OWNER_PASSWORD": "owner2",
     "POSTGRES_DISPATCHER_PASSWORD": "dispatcher3",

@@ -3,6 +3,7 @@
 import importlib.util
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import threading
@@ -15,33 +16,39 @@ import pytest
 import typer
 import yaml
 
+from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.postgres import DATABASE, OWNER_ROLE
 from deploy.local.services import default_services, default_setup, read_pools
 from deploy.models import prepare
 from deploy.settings_docs import STORAGE_VARIABLES, setting_variables
 from fairlane.settings import Settings
+from fairlane_server.access.credentials import given_passwords
+from fairlane_server.access.users import KafkaUser
 from fairlane_server.cli import main as fairlane_main
 from fairlane_server.postgres.rights import PostgresRole
+from fairlane_server.topics.families import KafkaRole
 from inference_consumers.__main__ import run as run_consumer
 from producers.backfill.__main__ import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
 
 SETTINGS = frozenset(variable.name for variable in setting_variables())
-# Left at their defaults in containers: connections there need no security, and the files are in the image.
+# Left at their defaults in containers: connections there are plain, and the files are in the image.
 NOT_IN_CONTAINERS = frozenset(
     {
-        *("KAFKA_SECURITY_PROTOCOL", "KAFKA_SASL_MECHANISM", "KAFKA_SASL_USERNAME", "KAFKA_SASL_PASSWORD"),
-        *("KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL", "MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
+        *("ALLOW_OPEN_KAFKA", "KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL"),
+        *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
     }
 )
 # What the images of others read, as their documentation names it.
 KNOWN_TO_IMAGES = {
-    "schema-registry": r"APICURIO_(STORAGE_KIND|KAFKASQL_(BOOTSTRAP_SERVERS|SNAPSHOT_SCHEDULED_ENABLED))",
+    "schema-registry": r"APICURIO_(STORAGE_KIND|KAFKASQL_(BOOTSTRAP_SERVERS|SNAPSHOT_SCHEDULED_ENABLED))"
+    r"|SMALLRYE_CONFIG_LOCATIONS|REGISTRY_PASSWORD",
+    "setup-registry": r"ADMIN_PASSWORD",
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
-    r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
+    r"|PROPERTIES_(SECURITY_PROTOCOL|SASL_(MECHANISM|JAAS_CONFIG))|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
     "postgres": r"POSTGRES_(INITDB_ARGS|((OWNER|DISPATCHER|RECORDER|GATEWAY|BACKFILL|OPERATOR)_)?PASSWORD)",
     # The program's own, and those that its command puts into its configuration.
     "redis": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY)_PASSWORD",
@@ -82,7 +89,7 @@ def test_the_services_are_those_of_the_embedded_stack() -> None:
 def test_the_setup_is_that_of_the_embedded_stack_and_fills_the_registry_first() -> None:
     steps = [command for name in ("setup", "setup-tables") for command in services()[name].python_commands]
     register = ("-m", "fairlane_server.cli", "schemas", "register")
-    assert steps == [register, *(step.arguments for step in default_setup())]
+    assert steps == [register, *(step.arguments for step in default_setup(Path("/credentials")))]
 
 
 def test_every_pool_has_a_consumer() -> None:
@@ -187,6 +194,47 @@ def test_each_service_connects_to_postgres_as_its_own_role_and_the_others_not_at
         assert known == ({own[service.name]} if service.name in own else set()), service.name
 
 
+def test_each_process_connects_to_kafka_as_the_user_of_its_role_and_knows_no_other_password() -> None:
+    users = {
+        service.name: service.environment["KAFKA_SASL_USERNAME"]
+        for service in OWN_CONTAINERS
+        if "KAFKA_SASL_USERNAME" in service.environment
+    }
+    assert users.pop("setup") == ADMIN_USER
+    assert users.pop("consumer-generate-gpu") == users["consumer-generate"]
+    embedded = {one.name.removesuffix("-1"): one.user for one in default_services()}
+    assert users == embedded | {"operator": KafkaUser(KafkaRole.OPERATOR).name}
+    created = given_passwords(services()["setup"].environment["KAFKA_USER_PASSWORDS"])
+    for name, user in users.items():
+        assert services()[name].environment["KAFKA_SASL_PASSWORD"] == created.pop(user)
+    assert not created
+    kafkas = {word for name, word in PASSWORDS.items() if name.startswith("KAFKA")}
+    for service in OWN_CONTAINERS:
+        known = {word for word in kafkas if word in str(service.raw)}
+        if service.name != "setup":
+            own = service.environment.get("KAFKA_SASL_PASSWORD")
+            assert known == (set() if own is None else {own}), service.name
+
+
+def test_a_new_environment_file_has_a_password_for_each_that_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "deploy").mkdir()
+    script = shutil.copy(PROJECT_ROOT / "deploy" / "new_env.sh", tmp_path / "deploy")
+    shutil.copy(PROJECT_ROOT / ".env.example", tmp_path)
+    subprocess.run(("/bin/sh", script), check=True, capture_output=True, timeout=10)
+    made = tmp_path / ".env"
+    text = made.read_text(encoding="utf-8")
+    found = dict(re.findall(r"^([A-Z0-9_]+)=(.*)$", text, re.MULTILINE))
+    assert found.pop("TORCH_INDEX_URL") == ""
+    assert found.keys() == PASSWORDS.keys()
+    assert all(re.fullmatch(r"[0-9a-f]{48}", word) for word in found.values())
+    assert len(set(found.values())) == len(found)
+    assert made.stat().st_mode & 0o777 == 0o600
+    again = subprocess.run(("/bin/sh", script), check=False, capture_output=True, text=True, timeout=10)
+    assert again.returncode == 1
+    assert ".env exists already" in again.stderr
+    assert made.read_text(encoding="utf-8") == text
+
+
 def test_only_the_step_that_makes_tables_knows_their_owner() -> None:
     assert [service.name for service in OWN_CONTAINERS if "POSTGRES_OWNER_DSN" in service.environment] == [
         "setup-tables"
@@ -244,6 +292,8 @@ def test_published_ports_do_not_clash() -> None:
 @each_own_container
 def test_every_address_is_that_of_a_service_it_waits_for(service: ComposeService) -> None:
     inside = {"kafka": 29092, "schema-registry": 8080, "postgres": 5432, "redis": 6379, "redis-cache": 6379}
+    if service.name == "setup":
+        inside["kafka"] = 29094
     named = {
         name: urlsplit(value if "//" in value else f"//{value}")
         for name, value in service.environment.items()
@@ -274,6 +324,7 @@ def test_kafka_ui_reads_with_the_registry_that_the_services_write_with() -> None
     viewer = services()["kafka-ui"].environment
     for service in (*our_services(), services()["setup"]):
         assert service.environment["SCHEMA_REGISTRY_URL"] == viewer["KAFKA_CLUSTERS_0_SCHEMAREGISTRY"]
+    for service in (*our_services(), services()["operator"]):
         assert service.environment["KAFKA_BOOTSTRAP_SERVERS"] == viewer["KAFKA_CLUSTERS_0_BOOTSTRAPSERVERS"]
 
 

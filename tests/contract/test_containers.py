@@ -17,17 +17,23 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from deploy.local.kafka import BROKER_SETTINGS, HEAP, find_java
-from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
+from deploy.local.kafka import BROKER_SETTINGS, HEAP, SECURED_SETTINGS
+from deploy.local.layout import PROJECT_ROOT
 from deploy.local.redis import CACHE_NAME, NAME, SETTINGS
 from fairlane.settings import IDEMPOTENCY_TTL_S, Settings
 from fairlane_server.redis.rights import DEFAULT_USER_OFF, RIGHTS, RedisRole, RedisServer, acl_line, redis_user
 from tests.contract.compose_file import PASSWORDS, ComposeService, dockerfile, our_services, services
 from tests.kit import stack
+from tests.kit.compose_kafka import formatted
 from tests.kit.topic_prefix import topic_prefix
 
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
 WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
+# Other than in the embedded one, which has TLS, and whose first user is created when its storage is formatted.
+OF_ITS_LISTENERS = {
+    *("listener.security.protocol.map", "inter.broker.listener.name", "sasl.mechanism.inter.broker.protocol"),
+    *("listener.name.admin.sasl.enabled.mechanisms", "ssl.keystore.type", "ssl.truststore.type"),
+}
 OUR_PACKAGES = ("fairlane", "fairlane_server", "stream_processors", "inference_consumers", "producers", "deploy")
 OWN_CONTAINERS = [service for service in services().values() if service.is_ours]
 
@@ -70,29 +76,15 @@ def test_our_images_carry_the_version_of_the_project_and_are_built_once() -> Non
 
 def test_the_broker_has_the_properties_of_the_embedded_one(tmp_path: Path) -> None:
     """Translated by the program that the image starts with; it also formats a folder with them."""
-    environment = {**services()["kafka"].environment, "KAFKA_LOG_DIRS": str(tmp_path / "data")}
-    folders = {name: tmp_path / name for name in ("default", "mounted", "final")}
-    for folder in folders.values():
-        folder.mkdir()
-    for name in ("server.properties", "log4j2.yaml", "tools-log4j2.yaml"):
-        (folders["default"] / name).touch()
-    subprocess.run(
-        (
-            *(find_java(), "-XX:TieredStopAtLevel=1", "-cp", f"{KAFKA_LIBS_DIR}/*", "kafka.docker.KafkaDockerWrapper"),
-            *("setup", "-D", str(folders["default"]), "-M", str(folders["mounted"]), "-F", str(folders["final"])),
-        ),
-        env={"PATH": os.environ["PATH"], **environment},
-        cwd=tmp_path,
-        check=True,
-        capture_output=True,
-        timeout=60,
-    )
-    lines = (folders["final"] / "server.properties").read_text(encoding="utf-8").split()
-    properties = dict(line.split("=", 1) for line in lines)
-    protocols = properties.pop("listener.security.protocol.map")
-    expected = dict(BROKER_SETTINGS)
-    assert set(expected.pop("listener.security.protocol.map").split(",")) < set(protocols.split(","))
-    assert {name: value for name, value in properties.items() if name not in WHERE_THE_NODE_RUNS} == expected
+    translated = formatted(tmp_path / "config", {"KAFKA_LOG_DIRS": str(tmp_path / "data")})
+    lines = translated.read_text(encoding="utf-8").split("\n")
+    properties = dict(line.split("=", 1) for line in lines if line)
+    protocols = properties["listener.security.protocol.map"].split(",")
+    assert {protocol.partition(":")[2] for protocol in protocols} == {"SASL_PLAINTEXT"}
+    expected = {**BROKER_SETTINGS, **SECURED_SETTINGS}
+    expected = {name: value for name, value in expected.items() if name not in OF_ITS_LISTENERS}
+    found = {name: value for name, value in properties.items() if name not in WHERE_THE_NODE_RUNS | OF_ITS_LISTENERS}
+    assert {name: value for name, value in found.items() if not name.endswith(".jaas.config")} == expected
     assert properties.keys() >= WHERE_THE_NODE_RUNS
 
 
@@ -102,16 +94,23 @@ def test_the_listeners_of_the_broker_fit_together() -> None:
         {urlsplit(address).scheme.upper(): urlsplit(address) for address in kafka.environment[name].split(",")}
         for name in ("KAFKA_LISTENERS", "KAFKA_ADVERTISED_LISTENERS")
     )
-    assert listeners.keys() == {"PLAINTEXT", "HOST", "CONTROLLER"}
-    assert advertised["PLAINTEXT"].netloc == services()["setup"].environment["KAFKA_BOOTSTRAP_SERVERS"]
-    assert listeners["PLAINTEXT"].port == advertised["PLAINTEXT"].port
-    assert kafka.environment["KAFKA_CONTROLLER_QUORUM_VOTERS"] == f"1@kafka:{listeners['CONTROLLER'].port}"
+    assert listeners.keys() == {"SERVICES", "HOST", "ADMIN", "CONTROLLER"}
+    assert advertised.keys() == listeners.keys() - {"CONTROLLER"}
+    assert advertised["ADMIN"].netloc == services()["setup"].environment["KAFKA_BOOTSTRAP_SERVERS"]
+    for service in our_services():
+        assert advertised["SERVICES"].netloc == service.environment["KAFKA_BOOTSTRAP_SERVERS"]
+    for name in ("SERVICES", "ADMIN"):
+        assert listeners[name].port == advertised[name].port
+    assert kafka.environment["KAFKA_CONTROLLER_QUORUM_VOTERS"] == f"1@{listeners['CONTROLLER'].netloc}"
+    assert listeners["CONTROLLER"].hostname == "127.0.0.1"
     ((host, outside, inside),) = kafka.published
     assert (advertised["HOST"].hostname, advertised["HOST"].port, listeners["HOST"].port) == (host, outside, inside)
     check = " ".join(kafka.raw["healthcheck"]["test"])
-    assert f"localhost:{listeners['PLAINTEXT'].port}" in check
+    assert f"--bootstrap-server {advertised['ADMIN'].netloc}" in check
     assert kafka.environment["KAFKA_HEAP_OPTS"].endswith(f"-Xmx{HEAP}")
-    assert kafka.raw["volumes"] == [f"kafka-data:{kafka.environment['KAFKA_LOG_DIRS']}"]
+    data, admin = kafka.raw["volumes"]
+    assert data == f"kafka-data:{kafka.environment['KAFKA_LOG_DIRS']}"
+    assert f"--command-config {admin.split(':')[1]}" in check
 
 
 SERVERS = {NAME: RedisServer.STATE, CACHE_NAME: RedisServer.CACHE}

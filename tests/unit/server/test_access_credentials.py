@@ -8,6 +8,7 @@ import pytest
 from fairlane_server.access.credentials import (
     PASSWORD,
     credentials_file,
+    given_passwords,
     has_credentials,
     keep_passwords,
     prepare_passwords,
@@ -45,6 +46,28 @@ def test_a_password_is_kept_until_its_user_was_created_and_never_used_for_anothe
     remove_credentials(folder, USER)
     assert not has_credentials(folder, USER)
     assert [*folder.iterdir()] == []
+
+
+def test_a_given_password_is_used_also_in_place_of_one_whose_creation_did_not_finish(tmp_path: Path) -> None:
+    other = "fairlane_recorder"
+    random = prepare_passwords(tmp_path, [USER])[USER]
+    made = prepare_passwords(tmp_path, [USER, other], given_passwords(f"{USER}=sesame=1"))
+    assert made[USER] == "sesame=1" == read_password(tmp_path)
+    assert made[other] not in {random, "sesame=1"}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        (f"{USER}=secret other", "entry 2 is not USER=PASSWORD"),
+        ("=secret", "entry 1 is not USER=PASSWORD"),
+        (f"{USER}=", "entry 1 is not USER=PASSWORD"),
+        (f"{USER}=secret\n{USER}=secret", f"{USER} has two passwords"),
+    ],
+)
+def test_given_passwords_that_cannot_be_used_are_refused_without_quoting_one(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=f"^{reason}$"):
+        given_passwords(text)
 
 
 def test_files_and_their_new_folder_are_private(tmp_path: Path) -> None:

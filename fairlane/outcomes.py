@@ -23,6 +23,10 @@ class Code(StrEnum):
     INVALID = "invalid"
     FORBIDDEN = "forbidden"
     QUOTA_EXCEEDED = "quota_exceeded"
+    INSUFFICIENT_QUOTA = "insufficient_quota"
+    """A hard budget is used up."""
+    BUDGET_UNKNOWN = "budget_unknown"
+    """It is not known for now what was spent of a hard budget."""
     UNKNOWN_MODEL = "unknown_model"
     DRAINING = "draining"
     # failed
@@ -75,6 +79,21 @@ class Decision(StrEnum):
     CANCELLED = "cancelled"
     REPLAYED = "replayed"
     CACHED = "cached"
+
+
+class BudgetPeriod(StrEnum):
+    """Time after which a budget begins anew, in UTC."""
+
+    DAY = "day"
+    MONTH = "month"
+
+
+class BudgetScope(StrEnum):
+    """Whose spending a budget limits: of all callers together, or of each by itself."""
+
+    TENANT = "tenant"
+    EACH_KEY = "each_key"
+    EACH_USER = "each_user"
 
 
 class CacheMode(StrEnum):
@@ -131,6 +150,7 @@ class Degradation(StrEnum):
     SHORTER_CONTEXT = "shorter_context"
     CAPPED_MAX_TOKENS = "capped_max_tokens"
     SMALLER_MODEL = "smaller_model"
+    LOWER_CLASS = "lower_class"
     DEFERRED = "deferred"
     NO_HISTORY = "no_history"
 

@@ -143,13 +143,34 @@ class HistoryUse:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class BudgetNotice:
+    """A budget that a request has reached: soft, and it was served, or hard, and it was refused.
+
+    ``of`` is tenant, each_key, each_user, or the name of one caller; ``caller`` is the one it was about, None for the
+    tenant. Amounts are in billionths of one unit of the currency, as known at admission: ``spent_nanos`` is what is in
+    the ledger, ``reserved_nanos`` what was admitted and is not done. ``limit_nanos`` begins anew at ``renews_at_ms``.
+    """
+
+    limit: str
+    of: str
+    period: str
+    currency: str
+    limit_nanos: int
+    spent_nanos: int
+    reserved_nanos: int
+    renews_at_ms: int
+    caller: str | None = None
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class WorkItem:
     """An admitted request on its way to one pool.
 
     ``cost_tokens`` is prompt plus twice the expected output, ``prompt_tokens`` the prompt's part of it, both estimated.
     ``handed_back`` counts the times a consumer requeued it. ``max_prompt_tokens`` is the tenant's own bound, which the
     engine checks with the model's tokenizer; None means the model's bound alone. ``history`` holds the earlier turns of
-    the conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests.
+    the conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests. ``budget`` is
+    a soft budget that is reached.
     """
 
     request: InferenceRequest
@@ -174,6 +195,7 @@ class WorkItem:
     history: tuple[Message, ...] = ()
     history_use: HistoryUse | None = None
     cache_answer: bool = False
+    budget: BudgetNotice | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -282,7 +304,8 @@ class InferenceReply:
     ``replay_of`` is copied from the request. ``attempts`` counts the engine runs that included the item; it is also 1
     when none ran, and from older consumers. With ``cache_use`` the output, its usage and its passages are those of an
     earlier answer. ``turn`` is set when the reply continues a conversation. ``cost`` is None where no price is known; a
-    copy (``replayed``) repeats it, and costs nothing more.
+    copy (``replayed``) repeats it, and costs nothing more. ``budget`` is the soft budget that was reached, or the hard
+    one that the request was refused for.
     """
 
     request_id: str
@@ -312,6 +335,7 @@ class InferenceReply:
     history_use: HistoryUse | None = None
     turn: ConversationTurn | None = None
     cost: Cost | None = None
+    budget: BudgetNotice | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -452,8 +476,20 @@ class TenantLoad:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class BudgetLoad:
+    """What one dispatcher has reserved of a tenant's budgets, and of one caller's with ``caller``: of requests in its
+    queue, and of the work in flight of all dispatchers."""
+
+    tenant: str
+    queued_nanos: int
+    in_flight_nanos: int
+    caller: str | None = None
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class DispatchReport:
-    """Heartbeat of one dispatcher. ``tenants`` holds the busiest tenants, and is empty in most reports."""
+    """Heartbeat of one dispatcher. ``tenants`` holds the busiest tenants, ``budgets`` the largest reservations; both
+    are empty in most reports."""
 
     instance_id: str
     started_at_ms: int
@@ -461,6 +497,7 @@ class DispatchReport:
     draining: bool
     pools: tuple[PoolLoad, ...] = ()
     tenants: tuple[TenantLoad, ...] = ()
+    budgets: tuple[BudgetLoad, ...] = ()
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -492,6 +529,23 @@ class LatencyTarget:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class Budget:
+    """The most that may be spent in each day or month (``period``, in UTC), in billionths of one unit of the currency.
+
+    ``of`` is tenant (all its requests together), each_key or each_user (each by itself), or one caller, as requests
+    name it. From ``soft_nanos`` on requests are served with a notice, and reduced with ``degrade``; beyond
+    ``hard_nanos`` they are refused.
+    """
+
+    of: str
+    period: str
+    currency: str
+    soft_nanos: int | None = None
+    hard_nanos: int | None = None
+    degrade: bool = False
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class TenantSpec:
     """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
     ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
@@ -515,6 +569,7 @@ class TenantSpec:
     max_completion_tokens: int | None = None
     cache: str = "none"
     latency_targets: tuple[LatencyTarget, ...] = ()
+    budgets: tuple[Budget, ...] = ()
 
 
 @frozen_dataclass(frozen=True, slots=True)

@@ -6,13 +6,19 @@ from functools import partial
 from pathlib import Path
 
 from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
-from fairlane.outcomes import CacheMode, Degradation, Priority
-from fairlane.records import LatencyTarget, TenantGroup, TenantSpec
+from fairlane.outcomes import BudgetPeriod, CacheMode, Degradation, Priority
+from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
+from fairlane_server.budgets.budgets import check_budget, check_budgets
+from fairlane_server.costs.price_book import CURRENCY, LARGEST_PRICE
 from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
 
 # Of weights, which divide service, and of rates, which divide waiting times. Beyond these bounds sums would lose their
 # small parts, and times would overflow their fields.
 _LEAST_RATE, _LARGEST_RATE = 0.001, 1_000_000
+
+_WARN, _DEGRADE = "warn", "degrade"
+_PLACES = 9
+"""Decimal places of an amount: those of a nano."""
 
 _COUNTS = (
     *("max_queue_requests", "max_queue_bytes", "burst_requests", "tokens_per_minute", "tokens_per_day"),
@@ -41,7 +47,7 @@ def load_tenants(path: Path) -> tuple[TenantSpec, ...]:
 
     Raises ConfigError with file, line and reason: unknown or missing keys, values out of bounds, unknown classes or
     degradations, duplicate tenants or groups, groups with a missing parent or a cycle of parents, a dedicated pool of
-    two tenants.
+    two tenants, budgets that contradict each other.
     """
     return tuple(_load(path))
 
@@ -79,6 +85,7 @@ def check_numbers(spec: TenantSpec) -> None:
     for target in spec.latency_targets:
         if target.target_ms < 1:
             raise ValueError(f"latency target of {target.priority_class}: must be at least 1, not {target.target_ms}")
+    check_budgets(spec)
 
 
 def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
@@ -107,6 +114,25 @@ def _latency_targets(node: YamlNode) -> tuple[LatencyTarget, ...]:
     return tuple(LatencyTarget(name, target_ms) for name, target_ms in given.items())
 
 
+def _budgets(node: YamlNode) -> tuple[Budget, ...]:
+    budgets = []
+    for entry in node.sequence():
+        given = entry.read({"period": _period, "currency": _currency}, _BUDGET)
+        names = {"soft": "soft_nanos", "hard": "hard_nanos"}
+        fields = {names.get(key, key): value for key, value in given.items() if key != "at_soft"}
+        budget = Budget(**{"of": "tenant", **fields}, degrade=given.get("at_soft", _WARN) == _DEGRADE)
+        try:
+            check_budget(budget)
+        except ValueError as error:
+            raise entry.error(str(error)) from None
+        budgets.append(budget)
+    try:
+        check_budgets(TenantSpec("", budgets=tuple(budgets)))
+    except ValueError as error:
+        raise node.error(str(error)) from None
+    return tuple(budgets)
+
+
 _rate = partial(YamlNode.number, minimum=_LEAST_RATE, maximum=_LARGEST_RATE)
 _name = partial(YamlNode.string, pattern=TENANT_PATTERN)
 _whole = partial(YamlNode.integer, minimum=1)
@@ -124,6 +150,15 @@ _KAFKA: dict[str, Reader] = {
     "fetch_bytes_per_s": _whole,
     "request_percent": _rate,
 }
+_period = partial(YamlNode.choice, kind="period", known=tuple(BudgetPeriod))
+_currency = partial(YamlNode.string, pattern=CURRENCY)
+_amount = partial(YamlNode.decimal, places=_PLACES, maximum=LARGEST_PRICE)
+_BUDGET: dict[str, Reader] = {
+    "of": YamlNode.string,
+    "soft": _amount,
+    "hard": _amount,
+    "at_soft": partial(YamlNode.choice, kind="reaction", known=(_WARN, _DEGRADE)),
+}
 _TENANT: dict[str, Reader] = {
     "weight": _rate,
     "classes": partial(YamlNode.choices, kind="class", known=tuple(Priority), least=1),
@@ -139,6 +174,7 @@ _TENANT: dict[str, Reader] = {
     "max_prompt_tokens": _whole,
     "max_completion_tokens": _whole,
     "cache": partial(YamlNode.choice, kind="cache", known=tuple(CacheMode)),
+    "budgets": _budgets,
 }
 
 

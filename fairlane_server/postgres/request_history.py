@@ -6,6 +6,7 @@ from typing import Any
 
 from fairlane.records import (
     AuditEvent,
+    BudgetNotice,
     CacheUse,
     Cost,
     HistoryUse,
@@ -50,7 +51,7 @@ request_id, tenant, source_topic, source_partition, source_offset, replied_at_ms
 outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason, batch_size,
 prompt_tokens, completion_tokens, cached_tokens, submitted_at_ms, admitted_at_ms, dispatched_at_ms,
 received_at_ms, engine_started_at_ms, engine_finished_at_ms, degradations, passages, replay_of, attempts,
-retrieval_use, cache_use, history_use, cost_nanos, currency
+retrieval_use, cache_use, history_use, cost_nanos, currency, budget
 """
 """Columns that ``recorded_reply`` reads, named as the fields of the records."""
 _REPLY_NAMES = REPLY_COLUMNS.replace(",", " ").split()
@@ -127,7 +128,12 @@ def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> Record
 
     counts = taken("replied_at_ms", "replies_seen", "replays_seen")
     passages = [PassageReference(passage["passage_id"], passage["score"]) for passage in stored.pop("passages")]
-    for name, use in (("retrieval_use", RetrievalUse), ("cache_use", CacheUse), ("history_use", HistoryUse)):
+    for name, use in (
+        ("retrieval_use", RetrievalUse),
+        ("cache_use", CacheUse),
+        ("history_use", HistoryUse),
+        ("budget", BudgetNotice),
+    ):
         stored[name] = None if stored[name] is None else use(**stored[name])
     reply = InferenceReply(
         source=SourceCoordinate(*taken("source_topic", "source_partition", "source_offset")),

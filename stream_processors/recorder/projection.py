@@ -16,7 +16,6 @@ from fairlane.records import (
     ModelVersion,
     Output,
     SourceCoordinate,
-    TenantGroup,
     TenantSpec,
     UsageEvent,
 )
@@ -154,7 +153,7 @@ def _result(reply: InferenceReply, record: LogRecord) -> Row:
         "replies_seen": 0 if reply.replayed else 1,
         "replays_seen": 1 if reply.replayed else 0,
     }
-    for name in ("retrieval_use", "cache_use", "history_use"):
+    for name in ("retrieval_use", "cache_use", "history_use", "budget"):
         values[name] = None if values[name] is None else json_text(asdict(values[name]))
     return _row(RESULTS, values)
 
@@ -225,7 +224,7 @@ def _mirrored(record: LogRecord, table: Table, record_type: type, codec: Codec) 
 
 
 def _json_list(values: tuple[Any, ...]) -> str:
-    return json_text([asdict(value) if isinstance(value, TenantGroup) else value for value in values])
+    return json_text([value if isinstance(value, str) else asdict(value) for value in values])
 
 
 def _fields(record: Any) -> dict[str, Any]:

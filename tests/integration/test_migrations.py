@@ -42,6 +42,7 @@ REVISIONS = (
     "0015",
     "0016",
     "0017",
+    "0019",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

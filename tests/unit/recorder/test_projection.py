@@ -9,12 +9,14 @@ import pytest
 from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
 from fairlane.records import (
     AuditEvent,
+    Budget,
     CacheUse,
     ConversationTurn,
     Cost,
     HistoryUse,
     InferenceReply,
     LabelScore,
+    LatencyTarget,
     Message,
     ModelVersion,
     Output,
@@ -60,6 +62,8 @@ TENANT = TenantSpec(
     max_prompt_tokens=900,
     max_completion_tokens=80,
     cache="exact",
+    latency_targets=(LatencyTarget("low", 500),),
+    budgets=(Budget("tenant", "month", "XTS", None, 5),),
 )
 MODEL = ModelVersion(
     *("words", "1", "generate", "simulated", ("generate",), "words", 100, 50),
@@ -252,6 +256,8 @@ def test_of_a_compacted_topic_the_newest_record_counts() -> None:
     assert json.loads(tenant["forbidden_degradations"]) == ["smaller_model"]
     assert (tenant["max_prompt_tokens"], tenant["max_completion_tokens"]) == (900, 80)
     assert tenant["cache"] == "exact"
+    assert json.loads(tenant["latency_targets"]) == [{"priority_class": "low", "target_ms": 500}]
+    assert [budget["hard_nanos"] for budget in json.loads(tenant["budgets"])] == [5]
     assert (json.loads(model["dedicated_pools"]), model["smaller_model"]) == (["acme-gpu"], "letters")
     assert (model["dtype"], model["quantization"], model["tensor_parallel_size"]) == ("bfloat16", None, 2)
     assert projection.withdrawn == {"tenants": ["globex"]}

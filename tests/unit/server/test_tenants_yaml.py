@@ -82,7 +82,7 @@ def test_kafka_quotas_are_read_beside_the_tenants(tmp_path: Path) -> None:
         ("tenant: acme.search", 2, "'acme.search' does not match"),
         (f"tenant: {'a' * 40}", 2, "does not match"),
         ("tenant: 7", 2, "must be a string, not 7 (quote it)"),
-        ("tenant: acme\n    colour: red", 3, "colour: unknown key; known here: cache, classes"),
+        ("tenant: acme\n    colour: red", 3, "colour: unknown key; known here: budgets, cache, classes"),
         ("tenant: acme\n    weight: 0", 3, "weight: must be from 0.001 to 1000000, not 0"),
         ("tenant: acme\n    weight: .inf", 3, "weight: must be from 0.001 to 1000000"),
         ("tenant: acme\n    weight: .nan", 3, "weight: must be from 0.001 to 1000000"),

@@ -1,0 +1,1 @@
+"""Guardrails: checks of a request's texts before inference, and of its answer after it."""

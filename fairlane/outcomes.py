@@ -29,6 +29,9 @@ class Code(StrEnum):
     """It is not known for now what was spent of a hard budget."""
     UNKNOWN_MODEL = "unknown_model"
     DRAINING = "draining"
+    # rejected if a check of the input decided it, failed if one of the output did
+    GUARDRAIL_BLOCKED = "guardrail_blocked"
+    GUARDRAIL_UNAVAILABLE = "guardrail_unavailable"
     # failed
     CONTEXT_TOO_LONG = "context_too_long"
     ENGINE_ERROR = "engine_error"
@@ -63,6 +66,8 @@ class FinishReason(StrEnum):
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
+    CONTENT_FILTER = "content_filter"
+    """A guardrail withheld the answer."""
 
 
 class Decision(StrEnum):
@@ -79,6 +84,58 @@ class Decision(StrEnum):
     CANCELLED = "cancelled"
     REPLAYED = "replayed"
     CACHED = "cached"
+    GUARDED = "guarded"
+    """A guardrail did more than pass."""
+
+
+class GuardrailStage(StrEnum):
+    """When a check is made: of the input before a model sees it, or of the output."""
+
+    INPUT = "input"
+    OUTPUT = "output"
+
+
+class GuardrailCheck(StrEnum):
+    """What a check looks for."""
+
+    PII = "pii"
+    SECRETS = "secrets"
+    PATTERNS = "patterns"
+    """The tenant's own patterns and denied words."""
+    PROMPT_INJECTION = "prompt_injection"
+    TOXICITY = "toxicity"
+    LEAKED_PROMPT = "leaked_prompt"
+    """Text of the system prompt."""
+    REPETITION = "repetition"
+
+
+class GuardrailAction(StrEnum):
+    """What follows from a finding."""
+
+    OFF = "off"
+    LOG = "log"
+    """Note it, and change nothing."""
+    REDACT = "redact"
+    """Replace what was found by the name of its type."""
+    BLOCK = "block"
+
+
+class GuardrailFailure(StrEnum):
+    """What becomes of a request whose check cannot be carried out: it goes on, or is refused."""
+
+    OPEN = "open"
+    CLOSED = "closed"
+
+
+class GuardrailResult(StrEnum):
+    """What a check decided about a request."""
+
+    PASSED = "passed"
+    LOGGED = "logged"
+    REDACTED = "redacted"
+    BLOCKED = "blocked"
+    FAILED_OPEN = "failed_open"
+    FAILED_CLOSED = "failed_closed"
 
 
 class BudgetPeriod(StrEnum):

@@ -8,6 +8,7 @@ and priorities are strings: an older reader must be able to read a symbol that w
 from dataclasses import field
 
 from fairlane.frozen import frozen_dataclass
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailVerdict
 from fairlane.money import nanos_text
 
 MOST_INPUT_ITEMS = 4_096
@@ -170,7 +171,8 @@ class WorkItem:
     ``handed_back`` counts the times a consumer requeued it. ``max_prompt_tokens`` is the tenant's own bound, which the
     engine checks with the model's tokenizer; None means the model's bound alone. ``history`` holds the earlier turns of
     the conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests. ``budget`` is
-    a soft budget that is reached.
+    a soft budget that is reached. ``guardrails`` is the tenant's policy at admission; None means that nothing is
+    checked.
     """
 
     request: InferenceRequest
@@ -196,6 +198,7 @@ class WorkItem:
     history_use: HistoryUse | None = None
     cache_answer: bool = False
     budget: BudgetNotice | None = None
+    guardrails: GuardrailPolicy | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -305,7 +308,7 @@ class InferenceReply:
     when none ran, and from older consumers. With ``cache_use`` the output, its usage and its passages are those of an
     earlier answer. ``turn`` is set when the reply continues a conversation. ``cost`` is None where no price is known; a
     copy (``replayed``) repeats it, and costs nothing more. ``budget`` is the soft budget that was reached, or the hard
-    one that the request was refused for.
+    one that the request was refused for. ``guardrails`` has one entry for each check made, in order.
     """
 
     request_id: str
@@ -336,6 +339,7 @@ class InferenceReply:
     turn: ConversationTurn | None = None
     cost: Cost | None = None
     budget: BudgetNotice | None = None
+    guardrails: tuple[GuardrailVerdict, ...] = ()
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -549,7 +553,8 @@ class Budget:
 class TenantSpec:
     """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
     ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
-    none. A class that is not in ``latency_targets`` has the deployment's target."""
+    none. A class that is not in ``latency_targets`` has the deployment's target. Without ``guardrails`` nothing is
+    checked."""
 
     tenant: str
     weight: float = 1.0
@@ -570,6 +575,7 @@ class TenantSpec:
     cache: str = "none"
     latency_targets: tuple[LatencyTarget, ...] = ()
     budgets: tuple[Budget, ...] = ()
+    guardrails: GuardrailPolicy | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)

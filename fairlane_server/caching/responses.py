@@ -12,7 +12,8 @@ from math import isfinite
 
 import msgspec
 
-from fairlane.outcomes import Outcome, RetrievalMode, Task
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailVerdict
+from fairlane.outcomes import GuardrailResult, Outcome, RetrievalMode, Task
 from fairlane.records import (
     InferenceReply,
     InferenceRequest,
@@ -23,6 +24,7 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane_server.caching.entries import UNREADABLE, CacheKey, CacheName, Canonical, cache_key, canonical
+from fairlane_server.guardrail_policy import policy_digest
 
 MOST_QUESTION_CHARACTERS = 300
 """Longest question that may get the answer to another one with the same meaning."""
@@ -41,8 +43,8 @@ _NEGATIONS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class CachedAnswer:
-    """An answer as its first requester got it. ``request_id`` is that of the first request, of the same tenant;
-    ``usage`` is its cost."""
+    """An answer as its first requester got it, after all checks. ``request_id`` is that of the first request, of the
+    same tenant; ``usage`` is its cost."""
 
     request_id: str
     model: str
@@ -54,13 +56,18 @@ class CachedAnswer:
     usage: TokenUsage
     passages: tuple[PassageReference, ...]
     finished_at_ms: int
+    guardrails: tuple[GuardrailVerdict, ...] = ()
 
 
 def response_key(
-    tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None
+    tenant: str,
+    request: InferenceRequest,
+    model_version: str,
+    collection_version: int | None,
+    policy: GuardrailPolicy | None = None,
 ) -> CacheKey | None:
-    """Key of the exact answer to this request, with the parameters that it runs with; None when a repetition could get
-    another answer. ``collection_version`` is None without retrieval."""
+    """Key of the exact answer to this request, with the parameters that it runs with and under this policy of
+    guardrails; None when a repetition could get another answer. ``collection_version`` is None without retrieval."""
     if not _is_repeatable(request, collection_version):
         return None
     given = request.input
@@ -74,19 +81,26 @@ def response_key(
         (messages, given.prompt, given.texts, given.query, given.documents, given.image),
         _parameters(request.parameters),
         _retrieval(request, collection_version),
+        *_guardrails(policy),
     )
 
 
 def semantic_group(
-    tenant: str, request: InferenceRequest, model_version: str, collection_version: int | None, embedder: str
+    tenant: str,
+    request: InferenceRequest,
+    model_version: str,
+    collection_version: int | None,
+    embedder: str,
+    policy: GuardrailPolicy | None = None,
 ) -> CacheKey | None:
     """Key of all requests that differ only in their last user message and have the same ``distinctive_words``.
 
     Requests of a group may share an answer if the embedder finds that their messages mean the same. None for a request
-    that belongs to no group.
+    that belongs to no group, and for one whose input is checked: the answer to another question says nothing about this
+    one's input.
     """
     query = semantic_query(request)
-    if query is None or not _is_repeatable(request, collection_version):
+    if query is None or (policy is not None and policy.input) or not _is_repeatable(request, collection_version):
         return None
     before = request.input.messages[:-1] if request.input.messages else ()
     return cache_key(
@@ -100,6 +114,7 @@ def semantic_group(
         distinctive_words(query),
         _parameters(request.parameters),
         _retrieval(request, collection_version),
+        *_guardrails(policy),
     )
 
 
@@ -158,7 +173,10 @@ def answer_of(work: WorkItem, reply: InferenceReply) -> tuple[CacheKey, CachedAn
         wanted = request.retrieval
         if use is None or use.reason is not None or (use.collection, use.mode) != (wanted.collection, wanted.mode):
             return None
-    key = response_key(work.tenant, request, work.model_version, None if use is None else use.collection_version)
+    if any(one.verdict == GuardrailResult.FAILED_OPEN for one in reply.guardrails):
+        return None
+    version = None if use is None else use.collection_version
+    key = response_key(work.tenant, request, work.model_version, version, work.guardrails)
     if key is None or not _is_finite(reply.output, reply.passages):
         return None
     return key, CachedAnswer(
@@ -172,6 +190,7 @@ def answer_of(work: WorkItem, reply: InferenceReply) -> tuple[CacheKey, CachedAn
         usage=reply.usage,
         passages=reply.passages,
         finished_at_ms=reply.timings.engine_finished_at_ms or 0,
+        guardrails=reply.guardrails,
     )
 
 
@@ -210,6 +229,10 @@ def _is_repeatable(request: InferenceRequest, collection_version: int | None) ->
         return True
     # In mode cached, the passages depend on earlier requests.
     return collection_version is not None and request.retrieval.mode != RetrievalMode.CACHED
+
+
+def _guardrails(policy: GuardrailPolicy | None) -> tuple[Canonical, ...]:
+    return () if policy is None else (policy_digest(policy),)
 
 
 def _parameters(given: Parameters) -> Canonical:

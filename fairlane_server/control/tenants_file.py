@@ -5,11 +5,13 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
 from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
-from fairlane.outcomes import BudgetPeriod, CacheMode, Degradation, Priority
+from fairlane.outcomes import BudgetPeriod, CacheMode, Degradation, GuardrailAction, GuardrailFailure, Priority
 from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
 from fairlane_server.budgets.budgets import check_budget, check_budgets
 from fairlane_server.costs.price_book import CURRENCY, LARGEST_PRICE
+from fairlane_server.guardrail_policy import PolicyError, check_policy, default_failure
 from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
 
 # Of weights, which divide service, and of rates, which divide waiting times. Beyond these bounds sums would lose their
@@ -47,7 +49,7 @@ def load_tenants(path: Path) -> tuple[TenantSpec, ...]:
 
     Raises ConfigError with file, line and reason: unknown or missing keys, values out of bounds, unknown classes or
     degradations, duplicate tenants or groups, groups with a missing parent or a cycle of parents, a dedicated pool of
-    two tenants, budgets that contradict each other.
+    two tenants, budgets that contradict each other, guardrails that cannot be carried out.
     """
     return tuple(_load(path))
 
@@ -71,8 +73,8 @@ def _load(path: Path) -> dict[TenantSpec, KafkaQuotas]:
     return dict(tenants.values())
 
 
-def check_numbers(spec: TenantSpec) -> None:
-    """Check a specification that was not read from a file against the file's bounds. Raises ValueError."""
+def check_values(spec: TenantSpec) -> None:
+    """Check a specification that was not read from a file against the file's bounds and rules. Raises ValueError."""
     rates = {"weight": spec.weight, "requests_per_s": spec.requests_per_s}
     rates |= {f"weight of group {group.group}": group.weight for group in spec.groups}
     for name, rate in rates.items():
@@ -86,6 +88,8 @@ def check_numbers(spec: TenantSpec) -> None:
         if target.target_ms < 1:
             raise ValueError(f"latency target of {target.priority_class}: must be at least 1, not {target.target_ms}")
     check_budgets(spec)
+    if spec.guardrails is not None:
+        check_policy(spec.guardrails)
 
 
 def _groups(node: YamlNode) -> tuple[TenantGroup, ...]:
@@ -133,6 +137,36 @@ def _budgets(node: YamlNode) -> tuple[Budget, ...]:
     return tuple(budgets)
 
 
+def _guardrails(node: YamlNode) -> GuardrailPolicy:
+    policy = GuardrailPolicy(**node.read({}, _GUARDRAILS))
+    try:
+        check_policy(policy)
+    except PolicyError as error:
+        raise _at(node, error.place).error(error.reason) from None
+    return policy
+
+
+def _action(node: YamlNode) -> str:
+    # YAML takes an unquoted off for a boolean.
+    off = node.value is False and node.text == GuardrailAction.OFF
+    return GuardrailAction.OFF if off else node.choice("action", tuple(GuardrailAction))
+
+
+def _rule(node: YamlNode) -> GuardrailRule:
+    given = node.read({"check": YamlNode.string, "action": _action}, {"on_failure": _failure})
+    return GuardrailRule(given["check"], given["action"], given.get("on_failure", default_failure(given["action"])))
+
+
+def _at(node: YamlNode, place: tuple[str | int, ...]) -> YamlNode:
+    """The node at this path, or the last one of it that the file has."""
+    for part in place:
+        if isinstance(part, int):
+            node = node.items[part]
+        elif part in node.fields:
+            node = node.fields[part]
+    return node
+
+
 _rate = partial(YamlNode.number, minimum=_LEAST_RATE, maximum=_LARGEST_RATE)
 _name = partial(YamlNode.string, pattern=TENANT_PATTERN)
 _whole = partial(YamlNode.integer, minimum=1)
@@ -159,6 +193,13 @@ _BUDGET: dict[str, Reader] = {
     "hard": _amount,
     "at_soft": partial(YamlNode.choice, kind="reaction", known=(_WARN, _DEGRADE)),
 }
+_failure = partial(YamlNode.choice, kind="on_failure", known=tuple(GuardrailFailure))
+_GUARDRAILS: dict[str, Reader] = {
+    "input": lambda node: tuple(map(_rule, node.sequence())),
+    "output": lambda node: tuple(map(_rule, node.sequence())),
+    "patterns": YamlNode.strings,
+    "denied_words": YamlNode.strings,
+}
 _TENANT: dict[str, Reader] = {
     "weight": _rate,
     "classes": partial(YamlNode.choices, kind="class", known=tuple(Priority), least=1),
@@ -175,6 +216,7 @@ _TENANT: dict[str, Reader] = {
     "max_completion_tokens": _whole,
     "cache": partial(YamlNode.choice, kind="cache", known=tuple(CacheMode)),
     "budgets": _budgets,
+    "guardrails": _guardrails,
 }
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
+from fairlane.guardrail_records import GuardrailVerdict
 from fairlane.records import (
     AuditEvent,
     BudgetNotice,
@@ -51,7 +52,7 @@ request_id, tenant, source_topic, source_partition, source_offset, replied_at_ms
 outcome, code, field, message, retry_after_ms, model, model_version, task, engine, finish_reason, batch_size,
 prompt_tokens, completion_tokens, cached_tokens, submitted_at_ms, admitted_at_ms, dispatched_at_ms,
 received_at_ms, engine_started_at_ms, engine_finished_at_ms, degradations, passages, replay_of, attempts,
-retrieval_use, cache_use, history_use, cost_nanos, currency, budget
+retrieval_use, cache_use, history_use, cost_nanos, currency, budget, guardrails
 """
 """Columns that ``recorded_reply`` reads, named as the fields of the records."""
 _REPLY_NAMES = REPLY_COLUMNS.replace(",", " ").split()
@@ -135,6 +136,7 @@ def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> Record
         ("budget", BudgetNotice),
     ):
         stored[name] = None if stored[name] is None else use(**stored[name])
+    verdicts = [GuardrailVerdict(**{**one, "types": tuple(one["types"])}) for one in stored.pop("guardrails")]
     reply = InferenceReply(
         source=SourceCoordinate(*taken("source_topic", "source_partition", "source_offset")),
         usage=TokenUsage(*taken(*_TOKENS)),
@@ -143,6 +145,7 @@ def recorded_reply(row: tuple[Any, ...], output: Output | None = None) -> Record
         passages=tuple(passages),
         output=output,
         cost=_cost(*taken("cost_nanos", "currency")),
+        guardrails=tuple(verdicts),
         **stored,
     )
     return RecordedReply(reply, *counts)

@@ -260,6 +260,7 @@ def _replied(recorded: RecordedReply, usage: UsageEvent | None, said: set[str | 
         "model_version": reply.model_version,
         "degradations": ", ".join(reply.degradations),
         "passages": len(reply.passages) or None,
+        "guardrails": ", ".join(map(str, reply.guardrails)),
         "answer_of": None if reply.cache_use is None else reply.cache_use.request_id,
     }
     if usage is not None:

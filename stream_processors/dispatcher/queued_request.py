@@ -2,6 +2,7 @@
 
 from fairlane.codec import DecodeError
 from fairlane.frozen import frozen_dataclass
+from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.outcomes import CacheMode
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
@@ -96,6 +97,8 @@ class QueuedRequest:
     trace_headers: TraceHeaders = ()
     max_prompt_tokens: int | None = None
     """The tenant's bound, enforced by the consumer with the model's tokenizer."""
+    guardrails: GuardrailPolicy | None = None
+    """The tenant's checks at admission, which stay those of this request; None if nothing is checked."""
     encoded: tuple[InferenceRequest, bytes] | None = None
     """A request and the Avro body it was decoded from; reused for encoding while it is the same object as
     ``request``."""

@@ -4,13 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
+from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.logs import get_logger
 from fairlane.names import is_model_name, is_name
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane_server.admission_rule import latency_target_ms
-from fairlane_server.control.tenants_file import check_numbers
+from fairlane_server.control.tenants_file import check_values
+from fairlane_server.guardrail_policy import active_policy
 from stream_processors.dispatcher.intake.validation import Rejection, within_tenant_bound
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.backlog_statistics import Share
@@ -32,18 +34,27 @@ class Registry:
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: Mapping[str, ModelVersion] = field(default_factory=dict)
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
+    _guardrails: Mapping[str, GuardrailPolicy] = field(default_factory=dict)
+    """Of the tenants that have requests checked."""
 
     def replace(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> bool:
         """Set the tenants and models. Returns whether ``serving`` may answer otherwise for admitted requests."""
         reassigns = reassigns_pools(self.tenants, tenants, self.models, models)
         if tenants is not self.tenants:
             self._pool_owners = _owners_of_pools(tenants)
+            self._guardrails = {
+                name: policy for name, spec in tenants.items() if (policy := active_policy(spec.guardrails)) is not None
+            }
         self.tenants, self.models = tenants, models
         return reassigns
 
     def tenant(self, name: str) -> TenantSpec:
         """The tenant, with the defaults if it is not registered."""
         return self.tenants.get(name) or TenantSpec(name)
+
+    def guardrails(self, tenant: str) -> GuardrailPolicy | None:
+        """The checks of the tenant's requests; None for a tenant that has none."""
+        return self._guardrails.get(tenant)
 
     def latency_target_ms(self, tenant: str, priority_class: str, timeout_ms: int) -> int:
         """The latency target of a request with this timeout."""
@@ -180,8 +191,8 @@ class LastGood(Generic[SpecT]):
 
 
 def check_tenant(name: str, spec: TenantSpec) -> None:
-    """Raises ValueError for an invalid name, number, weight or group. Tenant, pool and service names become part of
-    topic names; an invalid one would stop the feeds of every dispatcher."""
+    """Raises ValueError for an invalid name, number, weight, group or guardrail. Tenant, pool and service names become
+    part of topic names; an invalid one would stop the feeds of every dispatcher."""
     if spec.tenant != name or not is_name(name):
         raise ValueError(f"tenant: {spec.tenant!r} under the key {name!r}")
     if spec.pool is not None and not is_name(spec.pool):
@@ -190,7 +201,7 @@ def check_tenant(name: str, spec: TenantSpec) -> None:
         if not is_name(service):
             raise ValueError(f"services: {service!r} cannot name one")
     Share(spec.weight, spec.groups)
-    check_numbers(spec)
+    check_values(spec)
 
 
 def check_model(name: str, spec: ModelVersion) -> None:

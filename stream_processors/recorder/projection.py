@@ -1,11 +1,12 @@
 """Projection of log records to table rows. Pure: no Kafka client, no database, no clock."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.frozen import frozen_dataclass
+from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, is_replies
 from fairlane.outcomes import Outcome
 from fairlane.records import (
@@ -150,6 +151,7 @@ def _result(reply: InferenceReply, record: LogRecord) -> Row:
         "output": None if reply.output is None else json_text(_output(reply.output)),
         "degradations": json_text(reply.degradations),
         "passages": json_text([asdict(passage) for passage in reply.passages]),
+        "guardrails": json_text([asdict(verdict) for verdict in reply.guardrails]),
         "replies_seen": 0 if reply.replayed else 1,
         "replays_seen": 1 if reply.replayed else 0,
     }
@@ -219,12 +221,17 @@ def _mirrored(record: LogRecord, table: Table, record_type: type, codec: Codec) 
             raise DecodeError(DecodeProblem.INVALID_BODY, "the key of a tombstone is no text") from None
         return storable(key), None
     values = _fields(codec.decode_as(record_type, record.value))
-    values = {name: _json_list(value) if isinstance(value, tuple) else value for name, value in values.items()}
+    values = {name: _plain(value) for name, value in values.items()}
     return storable(values[table.key[0]]), _row(table, values)
 
 
-def _json_list(values: tuple[Any, ...]) -> str:
-    return json_text([value if isinstance(value, str) else asdict(value) for value in values])
+def _plain(value: Any) -> Any:
+    """A list, and a policy of guardrails, as JSON; any other value as it is."""
+    if isinstance(value, GuardrailPolicy):
+        return json_text(asdict(value))
+    if isinstance(value, tuple):
+        return json_text([asdict(entry) if is_dataclass(entry) else entry for entry in value])
+    return value
 
 
 def _fields(record: Any) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from deploy.migrations.statements import execute
 
 revision = "0019"
-down_revision = "0017"
+down_revision = "0018"
 
 # With a default, so that a recorder of the revision before can go on writing while services are replaced.
 STATEMENTS = (

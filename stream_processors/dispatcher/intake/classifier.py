@@ -171,6 +171,7 @@ class RecordClassifier:
             max_prompt_tokens=None if spec is None else spec.max_prompt_tokens,
             encoded=encoded,
             cache=cache_mode(request, spec),
+            guardrails=self.registry.guardrails(tenant),
         )
 
     def _refused(
@@ -221,6 +222,7 @@ class RecordClassifier:
             handed_back=item.handed_back,
             trace_headers=trace_headers(arrival.headers),
             max_prompt_tokens=self.registry.tenants[item.tenant].max_prompt_tokens,
+            guardrails=item.guardrails,
         )
 
     def broken(self, arrival: ReceivedRecord, error: Exception) -> tuple[OutputRecord, ...]:

@@ -97,6 +97,7 @@ class DecisionWriter:
             prompt_tokens=queued.prompt_tokens,
             handed_back=queued.handed_back,
             max_prompt_tokens=queued.max_prompt_tokens,
+            guardrails=queued.guardrails,
         )
         work = OutputRecord(
             names.priority_topic(queued.pool, request.priority),
@@ -206,6 +207,7 @@ class DecisionWriter:
             replay_of=request.replay_of,
             cache_use=use,
             cost=cost,
+            guardrails=answer.guardrails,
         )
         usage = UsageEvent(
             request_id=request.request_id,

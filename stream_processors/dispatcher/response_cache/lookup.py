@@ -161,16 +161,19 @@ class CachedAnswers:
             self.semantic.remember(question.group, question.vector, question.key, question.wording)
 
     async def _question(self, queued: QueuedRequest) -> CacheQuery | None:
-        tenant, request, version = queued.tenant, queued.request, None
+        tenant, request, version, policy = queued.tenant, queued.request, None, queued.guardrails
         if request.retrieval is not None:
             version = await self._version(tenant, request.retrieval.collection)
-        key = response_key(tenant, request, queued.model.version, version)
+        key = response_key(tenant, request, queued.model.version, version, policy)
         text = semantic_query(request) if queued.cache == CacheMode.SEMANTIC else None
         if key is None or text is None:
             return None if key is None else CacheQuery(key)
         try:
+            name = self.vectors.name
+            group = semantic_group(tenant, request, queued.model.version, version, name, policy)
+            if group is None:
+                return CacheQuery(key)
             vector = await self.vectors.embed(tenant, text)
-            group = semantic_group(tenant, request, queued.model.version, version, self.vectors.name)
         except EmbedderError as error:
             log.warning("question_not_embedded", tenant=tenant, error=type(error).__name__)
             return CacheQuery(key)

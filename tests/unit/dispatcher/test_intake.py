@@ -7,6 +7,7 @@ import pytest
 
 from fairlane import headers, names
 from fairlane.codec import DecodeProblem
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
 from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
 from fairlane.outcomes import Code, Decision, Degradation, Outcome
 from fairlane.records import (
@@ -278,3 +279,24 @@ def test_unreadable_returned_work_is_dead_lettered(bench: Bench, value: bytes) -
 
 def test_no_tenant_has_the_name_of_nobody() -> None:
     assert not names.is_name("")
+
+
+# Guardrails
+
+BLOCKS = GuardrailPolicy(input=(GuardrailRule("secrets", "block", "closed"),))
+ALL_OFF = GuardrailPolicy(output=(GuardrailRule("pii", "off", "open"),))
+
+
+def test_the_policy_of_guardrails_is_that_of_the_admission(bench: Bench) -> None:
+    bench.register([TenantSpec("acme", guardrails=BLOCKS), TenantSpec("other")], [MODEL])
+    queued = bench.queued(request())
+    assert queued.guardrails == BLOCKS
+    assert bench.queued(request(), "requests.other").guardrails is None
+    bench.register([TenantSpec("acme", guardrails=ALL_OFF), TenantSpec("other")], [MODEL])
+    assert queued.guardrails == BLOCKS
+    assert bench.queued(request()).guardrails is None, "nothing is checked"
+
+
+def test_work_that_was_handed_back_keeps_its_policy(bench: Bench) -> None:
+    bench.register([TenantSpec("acme"), TenantSpec("other")], [MODEL])
+    assert bench.queued(work_item(guardrails=BLOCKS), RETURNED).guardrails == BLOCKS

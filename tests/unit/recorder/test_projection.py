@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, GuardrailVerdict
 from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
 from fairlane.records import (
     AuditEvent,
@@ -64,6 +65,7 @@ TENANT = TenantSpec(
     cache="exact",
     latency_targets=(LatencyTarget("low", 500),),
     budgets=(Budget("tenant", "month", "XTS", None, 5),),
+    guardrails=GuardrailPolicy(input=(GuardrailRule("secrets", "block", "closed"),)),
 )
 MODEL = ModelVersion(
     *("words", "1", "generate", "simulated", ("generate",), "words", 100, 50),
@@ -102,6 +104,7 @@ def test_a_reply_becomes_a_result_with_both_of_its_places() -> None:
         timings=Timings(10, 20, 30, 40, 50, 60),
         degradations=("smaller-model",),
         passages=(PassageReference("p1", 0.5),),
+        guardrails=(GuardrailVerdict("input", "pii", "redacted", ("PERSON",)),),
     )
     result = row(projected(record("replies.acme.search", reply, offset=5)), RESULTS)
     assert (result["source_topic"], result["source_partition"], result["source_offset"]) == ("requests.acme", 0, 7)
@@ -110,6 +113,8 @@ def test_a_reply_becomes_a_result_with_both_of_its_places() -> None:
     assert json.loads(result["output"]) == {"labels": [{"label": "seven", "score": 0.75}]}
     assert json.loads(result["passages"]) == [{"passage_id": "p1", "score": 0.5}]
     assert json.loads(result["degradations"]) == ["smaller-model"]
+    (verdict,) = json.loads(result["guardrails"])
+    assert verdict == {"stage": "input", "check": "pii", "verdict": "redacted", "types": ["PERSON"]}
     assert (result["prompt_tokens"], result["completion_tokens"], result["cached_tokens"]) == (1, 2, 3)
     assert (result["submitted_at_ms"], result["engine_finished_at_ms"]) == (10, 60)
     assert (result["replies_seen"], result["replays_seen"]) == (1, 0)
@@ -258,6 +263,9 @@ def test_of_a_compacted_topic_the_newest_record_counts() -> None:
     assert tenant["cache"] == "exact"
     assert json.loads(tenant["latency_targets"]) == [{"priority_class": "low", "target_ms": 500}]
     assert [budget["hard_nanos"] for budget in json.loads(tenant["budgets"])] == [5]
+    assert json.loads(tenant["guardrails"])["input"] == [
+        {"check": "secrets", "action": "block", "on_failure": "closed"}
+    ]
     assert (json.loads(model["dedicated_pools"]), model["smaller_model"]) == (["acme-gpu"], "letters")
     assert (model["dtype"], model["quantization"], model["tensor_parallel_size"]) == ("bfloat16", None, 2)
     assert projection.withdrawn == {"tenants": ["globex"]}

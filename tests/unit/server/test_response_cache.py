@@ -9,6 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, GuardrailVerdict
 from fairlane.outcomes import Degradation, FinishReason, Outcome, RetrievalMode, RetrievalReason, Task
 from fairlane.records import (
     InferenceRequest,
@@ -361,3 +362,36 @@ def test_an_answer_with_numbers_that_cannot_be_is_none(number: int) -> None:
     assert decode_answer(encode_answer(answer)) == answer
     assert decode_answer(encode_answer(replace(answer, usage=TokenUsage(number, 1)))) is None
     assert decode_answer(encode_answer(replace(answer, finished_at_ms=number))) is None
+
+
+BLOCKS = GuardrailPolicy(input=(GuardrailRule("secrets", "block", "closed"),))
+LOOKS_AT_ANSWERS = GuardrailPolicy(output=(GuardrailRule("pii", "redact", "closed"),))
+
+
+def test_an_answer_given_under_one_policy_is_not_given_under_another() -> None:
+    policies = (None, BLOCKS, LOOKS_AT_ANSWERS)
+    keys = [response_key("acme", request(), MODEL_VERSION, None, policy) for policy in policies]
+    assert len(set(keys)) == len(policies)
+    kept = answer_of(work(request(), guardrails=BLOCKS), reply(work(request())))
+    assert kept is not None
+    assert kept[0] == keys[1]
+
+
+def test_what_is_asked_is_checked_before_another_question_answers_it() -> None:
+    groups = [
+        semantic_group("acme", request(), MODEL_VERSION, None, "static", policy)
+        for policy in (None, BLOCKS, LOOKS_AT_ANSWERS)
+    ]
+    assert groups[1] is None
+    assert None not in (groups[0], groups[2])
+    assert groups[0] != groups[2]
+
+
+def test_an_answer_keeps_its_verdicts_and_one_that_was_not_checked_is_not_kept() -> None:
+    passed = GuardrailVerdict("output", "pii", "redacted", ("PERSON",))
+    kept = answer_of(work(request()), replace(reply(work(request())), guardrails=(passed,)))
+    assert kept is not None
+    assert kept[1].guardrails == (passed,)
+    assert decode_answer(encode_answer(kept[1])) == kept[1]
+    unchecked = GuardrailVerdict("input", "pii", "failed_open")
+    assert answer_of(work(request()), replace(reply(work(request())), guardrails=(passed, unchecked))) is None

@@ -1,0 +1,162 @@
+"""What a policy of guardrails may ask for, as read from a file and from a record; and its digest."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.outcomes import GuardrailAction, GuardrailFailure
+from fairlane.records import TenantSpec
+from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.guardrail_policy import (
+    MOST_CHARACTERS,
+    MOST_DENIED_WORDS,
+    MOST_PATTERN_CHARACTERS,
+    MOST_PATTERNS,
+    PolicyError,
+    active_policy,
+    check_policy,
+    default_failure,
+    policy_digest,
+)
+from fairlane_server.yaml_config import ConfigError
+from stream_processors.dispatcher.registry import LastGood, check_tenant
+
+SECRETS = GuardrailRule("secrets", "block", "closed")
+PATTERNS = GuardrailRule("patterns", "log", "open")
+POLICY = GuardrailPolicy((SECRETS, PATTERNS), (), ("project x[0-9]+",), ("unobtainium",))
+
+
+def load(tmp_path: Path, guardrails: str) -> GuardrailPolicy | None:
+    file = tmp_path / "tenants.yaml"
+    file.write_text(f"tenants:\n  - tenant: acme\n    guardrails:\n{guardrails}")
+    (spec,) = load_tenants(file)
+    return spec.guardrails
+
+
+def test_a_policy_is_read_with_every_field(tmp_path: Path) -> None:
+    text = """\
+      input:
+        - {check: secrets, action: block}
+        - {check: pii, action: redact, on_failure: open}
+        - {check: prompt_injection, action: log}
+        - {check: patterns, action: off}
+      output: [{check: toxicity, action: block, on_failure: open}, {check: leaked_prompt, action: log}]
+      patterns: ['project x[0-9]+']
+      denied_words: [unobtainium]
+"""
+    assert load(tmp_path, text) == GuardrailPolicy(
+        (
+            SECRETS,
+            GuardrailRule("pii", "redact", "open"),
+            GuardrailRule("prompt_injection", "log", "open"),
+            GuardrailRule("patterns", "off", "open"),
+        ),
+        (GuardrailRule("toxicity", "block", "open"), GuardrailRule("leaked_prompt", "log", "open")),
+        ("project x[0-9]+",),
+        ("unobtainium",),
+    )
+
+
+@pytest.mark.parametrize(
+    ("guardrails", "line", "message"),
+    [
+        ("      before: []\n", 4, "guardrails.before: unknown key; known here: denied_words, input, output, patterns"),
+        ("      input: secrets\n", 4, "guardrails.input: must be a list"),
+        ("      input: [{check: secrets}]\n", 4, "guardrails.input[0]: missing: action"),
+        ("      input: [{check: secret, action: block}]\n", 4, "guardrails.input[0].check: unknown check 'secret'"),
+        (
+            "      input:\n        - check: toxicity\n          action: log\n",
+            5,
+            "unknown check 'toxicity'; known: pii,",
+        ),
+        ("      output: [{check: prompt_injection, action: log}]\n", 4, "output[0].check: unknown check"),
+        (
+            "      input: [{check: pii, action: delete}]\n",
+            4,
+            "input[0].action: unknown action 'delete'; known: off, log",
+        ),
+        ("      input: [{check: pii, action: true}]\n", 4, "input[0].action: must be a string"),
+        ("      input: [{check: pii, action: no}]\n", 4, "input[0].action: must be a string"),
+        (
+            "      input: [{check: pii, action: log, on_failure: ajar}]\n",
+            *(4, "guardrails.input[0].on_failure: unknown on_failure 'ajar'; known: open, closed"),
+        ),
+        (
+            "      input:\n        - {check: pii, action: log}\n        - {check: pii, action: block}\n",
+            *(6, "guardrails.input[1].check: 'pii' appears twice"),
+        ),
+        (
+            "      input: [{check: prompt_injection, action: redact}]\n",
+            *(4, "action: 'prompt_injection' finds nothing to redact; these checks do: patterns, pii, secrets"),
+        ),
+        ("      input: [{check: patterns, action: log}]\n", 3, "the check patterns needs patterns or denied_words"),
+        ("      patterns: [a]\n", 4, "guardrails.patterns: no rule of input or output has the check patterns"),
+        ("      denied_words: [a]\n", 4, "guardrails.denied_words: no rule of input or output"),
+        (
+            "      input: [{check: patterns, action: log}]\n      patterns:\n        - ok\n        - '(?=a)b'\n",
+            *(7, "guardrails.patterns[1]: no regular expression of RE2: invalid perl operator: (?="),
+        ),
+        ("      input: [{check: patterns, action: log}]\n      patterns: ['x*']\n", 5, "matches the empty text"),
+        ("      input: [{check: patterns, action: log}]\n      denied_words: ['  ']\n", 5, "not only spaces"),
+    ],
+)
+def test_a_mistake_is_named_with_its_line(tmp_path: Path, guardrails: str, line: int, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, guardrails)
+    assert str(caught.value).startswith(f"{tmp_path}/tenants.yaml:{line}: ")
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("changed", "place"),
+    [
+        ({"patterns": ("a",) * (MOST_PATTERNS + 1)}, "guardrails.patterns: "),
+        ({"patterns": ("a" * (MOST_PATTERN_CHARACTERS + 1),)}, "guardrails.patterns[0]: "),
+        ({"denied_words": ("a",) * (MOST_DENIED_WORDS + 1)}, "guardrails.denied_words: "),
+        ({"denied_words": ("a" * 101,)}, "guardrails.denied_words[0]: "),
+        ({"denied_words": ("a" * 100,) * (MOST_CHARACTERS // 100 + 1)}, "guardrails.patterns: with the denied words"),
+        ({"patterns": ("(?:x{1000}){1000}",)}, "guardrails.patterns[0]: no regular expression of RE2"),
+        ({"input": (*POLICY.input, GuardrailRule("leaked_prompt", "log", "open"))}, "guardrails.input[2].check: "),
+        ({"input": (replace(SECRETS, action="Block"), PATTERNS)}, "guardrails.input[0].action: "),
+        ({"input": (replace(SECRETS, on_failure=""), PATTERNS)}, "guardrails.input[0].on_failure: "),
+    ],
+    ids=lambda value: value if isinstance(value, str) else None,
+)
+def test_a_record_of_another_writer_is_held_to_the_same_rules(changed: dict[str, Any], place: str) -> None:
+    check_policy(POLICY)
+    with pytest.raises(PolicyError) as caught:
+        check_policy(replace(POLICY, **changed))
+    assert str(caught.value).startswith(place)
+    registry, good = LastGood(check_tenant, "tenant_unusable"), TenantSpec("acme", guardrails=POLICY)
+    assert registry.usable({"acme": good}) == {"acme": good}
+    assert registry.usable({"acme": replace(good, guardrails=replace(POLICY, **changed))}) == {"acme": good}
+
+
+def test_only_what_would_be_noted_fails_open_by_default() -> None:
+    opened = {action for action in GuardrailAction if default_failure(action) is GuardrailFailure.OPEN}
+    assert opened == {GuardrailAction.OFF, GuardrailAction.LOG}
+
+
+def test_a_policy_with_everything_off_is_none() -> None:
+    off = replace(PATTERNS, action="off")
+    assert active_policy(None) is None
+    assert active_policy(replace(POLICY, input=(off,))) is None
+    assert active_policy(replace(POLICY, input=(off, SECRETS))) == replace(POLICY, input=(SECRETS,))
+    assert active_policy(POLICY) == POLICY
+
+
+def test_every_field_of_a_policy_is_in_its_digest() -> None:
+    changed = {
+        "input": POLICY.input[::-1],
+        "output": (SECRETS,),
+        "patterns": (),
+        "denied_words": (*POLICY.denied_words, "adamant"),
+    }
+    assert changed.keys() == {field.name for field in fields(GuardrailPolicy)}
+    policies = [POLICY, *(replace(POLICY, **{name: value}) for name, value in changed.items())]
+    policies += [replace(POLICY, input=(replace(SECRETS, on_failure="open"), PATTERNS))]
+    assert len({policy_digest(policy) for policy in policies}) == len(policies)
+    assert policy_digest(replace(POLICY)) == policy_digest(POLICY)

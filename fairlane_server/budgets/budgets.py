@@ -1,6 +1,6 @@
 """Budgets of a tenant: which are valid, whom they concern, and when they renew. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 
 from fairlane.money import LARGEST_NANOS, nanos_text
@@ -71,9 +71,9 @@ def concerns(budget: Budget, caller: str | None) -> bool:
     return caller == budget.of
 
 
-def counts_callers(spec: TenantSpec) -> bool:
-    """Whether the tenant's spending must be known by caller."""
-    return any(budget.of != BudgetScope.TENANT for budget in spec.budgets)
+def counts_callers(budgets: Iterable[Budget]) -> bool:
+    """Whether spending must be known by caller."""
+    return any(budget.of != BudgetScope.TENANT for budget in budgets)
 
 
 def account_of(budget: Budget, caller: str | None) -> str | None:

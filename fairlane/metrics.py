@@ -103,6 +103,17 @@ ENGINE_RESTARTS = Counter(
 )
 CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that were not delivered", ["reason"])
 CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items cancelled while an engine ran them", ["model"])
+GUARDRAIL_VERDICTS = Counter(
+    "fairlane_guardrail_verdicts_total", "Verdicts of guardrails", ["tenant", "stage", "check", "verdict"]
+)
+GUARDRAIL_SECONDS = _latency("fairlane_guardrail_seconds", "Duration of a call of a check's process", ["check"])
+GUARDRAIL_FAILURES = Counter(
+    "fairlane_guardrail_failures_total", "Calls of a check that were not answered", ["check", "reason"]
+)
+GUARDRAIL_READY = Gauge("fairlane_guardrail_ready", "ALARM at 0: whether the process of a check in use runs", ["check"])
+GUARDRAIL_RESTARTS = Counter(
+    "fairlane_guardrail_restarts_total", "Processes of checks that died or were ended", ["check", "end"]
+)
 RUNNING_ITEMS = Gauge("fairlane_running_items", "Items that an engine is processing", ["model"])
 PREFETCHED_ITEMS = Gauge("fairlane_prefetched_items", "Items held in memory, waiting for a batch", ["priority"])
 

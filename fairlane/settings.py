@@ -13,7 +13,7 @@ from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlane import names
-from fairlane.outcomes import Priority
+from fairlane.outcomes import GuardrailCheck, Priority
 from fairlane.records import MOST_INPUT_ITEMS
 
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
@@ -227,6 +227,14 @@ class Settings(KafkaSettings):
     prices_file: Path = Path("deploy/prices.yaml")
     """File that defines the prices of the models."""
 
+    guardrail_checks: str = ""
+    """Checks whose processes start with a consumer, comma-separated (pii,secrets); others start when a request first
+    needs them."""
+    guardrail_timeout_ms: int = Field(5_000, ge=10, le=600_000)
+    """Longest a check may take, and longest a request waits for a check that does not run; then the check has failed.
+    The first load of a check may take a minute."""
+    guardrail_hold_back_characters: int = Field(200, ge=0, le=100_000)
+    """Characters of a streamed answer that are held back while its output is checked."""
     recorder_batch_records: int = Field(1_000, ge=1)
     """Most records in one Postgres transaction of the recorder."""
     # A key that outlives its reply would report the request as in flight.
@@ -331,6 +339,17 @@ class Settings(KafkaSettings):
         """The networks in ``gateway_trusted_proxies``."""
         return _networks(self.gateway_trusted_proxies)
 
+    @field_validator("guardrail_checks")
+    @classmethod
+    def _guardrail_checks_exist(cls, given: str) -> str:
+        _checks(given)
+        return given
+
+    @property
+    def started_checks(self) -> tuple[str, ...]:
+        """The names in ``guardrail_checks``."""
+        return _checks(self.guardrail_checks)
+
     @field_validator("latency_target_ms")
     @classmethod
     def _latency_targets_are_classes(cls, given: str) -> str:
@@ -386,6 +405,15 @@ def _latency_targets(given: str) -> dict[str, int]:
             raise ValueError(f"{part!r} is not CLASS=MILLISECONDS, with a class of {', '.join(Priority)}")
         targets[name] = int(target_ms)
     return targets
+
+
+def _checks(given: str) -> tuple[str, ...]:
+    """Raises ValueError for a name that is no check's."""
+    names = tuple(filter(None, map(str.strip, given.split(","))))
+    for name in names:
+        if name not in tuple(GuardrailCheck):
+            raise ValueError(f"unknown check {name!r}; known: {', '.join(GuardrailCheck)}")
+    return names
 
 
 def _networks(given: str) -> tuple[Network, ...]:

@@ -39,6 +39,7 @@ from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
+from inference_consumers.guardrails.process.checks import check_processes
 from inference_consumers.results.cache_writer import cache_writer_for
 from inference_consumers.results.chunk_writer import ChunkWriter
 from inference_consumers.results.dead_letter_share import DeadLetterShare
@@ -56,6 +57,7 @@ _LOAD_POLL_S = 0.05
 _EXIT_MARGIN_S = 3.0
 _ENGINE_END_S = 2.0
 _KEPT_ANSWERS_S = 0.5
+_CHECK_END_S = 1.0
 
 
 class NoSuchPoolError(Exception):
@@ -88,6 +90,7 @@ class ConsumerApp:
         self._hosts = engine_hosts(settings, list(self._models.values()))
         self._engine_metrics = EngineMetrics(self._hosts)
         self._kept = cache_writer_for(settings)
+        self._checks = check_processes(settings, self._fail)
 
     def run(self) -> int:
         """Run until SIGTERM or a fatal error; main thread only. Returns the exit status."""
@@ -111,6 +114,7 @@ class ConsumerApp:
         prices = PublishedPrices(settings, codec, self._fail)
         consumer = self._consumer(ownership, transactions, codec, prices)
         driver = consumer.driver
+        self._checks.start(settings.started_checks)
         if not self._load_engines(driver):
             return 0
         transactions.start()
@@ -158,6 +162,7 @@ class ConsumerApp:
             self._readiness.set("engines")
             return True
         self._end_engines(gently=self._failure is None)
+        self._checks.close(_CHECK_END_S)
         self._health.stop()
         if self._failure is not None:
             raise EngineLoadError(str(self._failure))
@@ -198,6 +203,8 @@ class ConsumerApp:
             clock=now_ms,
             on_fatal=self._fail,
             is_current=ownership.is_current,
+            checks=self._checks,
+            hold_back=settings.guardrail_hold_back_characters,
         )
         return InferenceConsumer(
             codec=codec,
@@ -284,6 +291,8 @@ class ConsumerApp:
         if self._kept is not None:
             self._kept.close(_KEPT_ANSWERS_S)
         self._end_engines(gently=driver.is_at_rest)
+        driver.end_checks()
+        self._checks.close(_CHECK_END_S)
         self._health.stop()
         exit_timer.cancel()
 

@@ -20,13 +20,14 @@ from fairlane_server.kafka.transactions import TransactionLoop
 from inference_consumers.batching.priority_pick import PRIORITY_WEIGHTS
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.capacity.measurement import Reading
-from inference_consumers.driver import EngineDriver, Settled
+from inference_consumers.driver import EngineDriver
 from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.states import EngineState
 from inference_consumers.engines.protocol import CancelledItem, Failure
 from inference_consumers.group import READER
-from inference_consumers.results.records import EngineRun
+from inference_consumers.guardrails.stage import InputJob, input_job
 from inference_consumers.results.retries import requeued_item
+from inference_consumers.results.settled import Settled, no_run
 from inference_consumers.schema_waits import SchemaWaits
 
 log = get_logger(__name__)
@@ -95,6 +96,7 @@ class InferenceConsumer:
         self.schema_waits.discard(self.ownership.is_current)
         with self.driver.changed:
             dropped = self.driver.waiting.discard_stale(self.ownership.is_current)
+            dropped += len(self.driver.guardrails.take_inputs(lambda work: not self.ownership.is_current(work.claim)))
         if dropped:
             log.info("dropped_revoked_work", items=dropped)
 
@@ -108,6 +110,7 @@ class InferenceConsumer:
 
         with self.driver.changed:
             waiting = self.driver.waiting.take_request(tenant, request_id, is_meant)
+            waiting += self.driver.guardrails.take_inputs(is_meant)
             running = [
                 (self.driver.engines.by_key[run.model_key].host, run.run_id, index)
                 for run in self.driver.engines.runs
@@ -132,14 +135,14 @@ class InferenceConsumer:
                 rates=driver.meter.rates,
                 batch_fill=driver.meter.batch_fill,
                 health=Health.FAILING if is_failing else driver.meter.health(driver.idle_ms(now_ms)),
-                held_items=len(driver.waiting) + engines.runs.items,
-                held_tokens=driver.waiting.cost_tokens + engines.runs.cost_tokens,
+                held_items=len(driver.waiting) + engines.runs.items + driver.guardrails.held_items,
+                held_tokens=driver.waiting.cost_tokens + engines.runs.cost_tokens + driver.guardrails.held_tokens,
             )
 
     def _receive(
         self, arrived: Sequence[tuple[Claim, Message | SkippedRange]], now_ms: int, *, looked_up: bool = False
     ) -> None:
-        taken: list[ReceivedWork] = []
+        taken: list[tuple[ReceivedWork, InputJob | None]] = []
         for claim, message in arrived:
             work = self._read(claim, message, now_ms, looked_up=looked_up)
             if work is None:
@@ -147,17 +150,20 @@ class InferenceConsumer:
             if work.item.priority_class not in PRIORITY_WEIGHTS or work.model_key not in self.driver.engines.by_key:
                 self._refuse(work, now_ms)
             else:
-                taken.append(work)
+                taken.append((work, None if work.item.guardrails is None else input_job(work)))
         with self.driver.changed:
             # Asked with the lock held: a cancel that comes now finds the work either known or waiting.
             unwanted: list[ReceivedWork] = []
-            for work in taken:
+            for work, job in taken:
                 if self.driver.is_cancelled(work):
                     unwanted.append(work)
+                elif job is not None:
+                    self.driver.guardrails.add(job)
                 else:
                     self.driver.waiting.add(work)
             self.driver.changed.notify_all()
         self._drop(unwanted, now_ms)
+        self.driver.guardrails.pump()
 
     def _read(
         self, claim: Claim, message: Message | SkippedRange, now_ms: int, *, looked_up: bool
@@ -203,12 +209,10 @@ class InferenceConsumer:
 
     def _refuse(self, work: ReceivedWork, now_ms: int) -> None:
         problem = f"this pool does not serve {work.item.request.model} {work.item.model_version}"
-        run = EngineRun("none", 0, now_ms, now_ms)
-        self.driver.submit([Settled(work, Failure(Code.UNKNOWN_MODEL, problem), run)])
+        self.driver.submit([Settled(work, Failure(Code.UNKNOWN_MODEL, problem), no_run(now_ms))])
 
     def _drop(self, unwanted: Sequence[ReceivedWork], now_ms: int) -> None:
-        run = EngineRun("none", 0, now_ms, now_ms)
-        self.driver.submit([Settled(work, CancelledItem(TokenUsage()), run) for work in unwanted])
+        self.driver.submit([Settled(work, CancelledItem(TokenUsage()), no_run(now_ms)) for work in unwanted])
 
     def _full_priorities(self) -> set[str]:
         """Priorities that hold enough; one stays full until it is half empty, so that fetching does not flap.
@@ -222,6 +226,9 @@ class InferenceConsumer:
             for priority in PRIORITY_WEIGHTS:
                 parts = 2 if priority in self._full else 1
                 count, size_bytes = batcher.count(priority), batcher.size_bytes(priority)
+                for work in self.driver.guardrails.inputs():
+                    if work.item.priority_class == priority:
+                        count, size_bytes = count + 1, size_bytes + work.size_bytes
                 metrics.PREFETCHED_ITEMS.labels(priority=priority).set(count)
                 if count * parts >= self.prefetch.max_items or size_bytes * parts >= self.prefetch.bytes_each:
                     full.add(priority)
@@ -238,6 +245,7 @@ class InferenceConsumer:
             # A run of minutes must not count all at once, at its end.
             self.driver.count_busy(now_ms)
             expired = self.driver.waiting.take_expired(now_ms)
+            expired += self.driver.guardrails.take_inputs(lambda work: work.item.deadline_at_ms < now_ms)
             stuck: list[Settled] = []
             hung: list[tuple[EngineState, EngineEnd]] = []
             for state in self.driver.engines:
@@ -266,8 +274,7 @@ class InferenceConsumer:
         stays, because dispatchers know about the engine and have no better place."""
         behind = self.driver.engines.behind(stuck.host.key)
         why = Failure(Code.OVERLOADED, f"the engine has been busy with one batch for {seconds:.0f} s")
-        run = EngineRun("none", 0, now_ms, now_ms)
         waiting = self.driver.waiting.take(
             lambda work: work.model_key in behind and requeued_item(work.item, Code.OVERLOADED) is not None
         )
-        return [Settled(work, why, run) for work in waiting]
+        return [Settled(work, why, no_run(now_ms)) for work in waiting]

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
-from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
@@ -26,11 +25,12 @@ from inference_consumers.engine_process.messages import Loaded, RunEnded, RunSte
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import ActiveRun, EngineState, EngineStates, Host, engine_items
 from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Problem, Success
+from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, RunKey
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
-from inference_consumers.results.records import EngineRun
 from inference_consumers.results.result_writer import ResultWriter
 from inference_consumers.results.retries import Verdict, after_death, after_failure, after_problem
+from inference_consumers.results.settled import EngineRun, Settled
 
 log = get_logger(__name__)
 
@@ -48,18 +48,10 @@ class TooManyDeadLettersError(Exception):
     """So much of the work ends among the dead letters that the engine or the topic must be at fault."""
 
 
-@frozen_dataclass(frozen=True, slots=True)
-class Settled:
-    """An item and what became of it, to be answered."""
-
-    work: ReceivedWork
-    outcome: ItemOutcome
-    run: EngineRun
-
-
 @dataclass(slots=True)
 class EngineDriver:
-    """``changed`` is the lock of everything here, and is notified when there may be something to pick."""
+    """``changed`` is the lock of everything here, and is notified when there may be something to pick. ``checks`` are
+    those that ``guardrails`` asks."""
 
     waiting: WaitingWork
     engines: EngineStates
@@ -76,12 +68,21 @@ class EngineDriver:
     changed: threading.Condition = field(default_factory=threading.Condition)
     meter: CapacityMeter = field(default_factory=CapacityMeter)
     chance: Callable[[], float] = random.random
+    checks: Checks = field(default_factory=NoChecks)
+    hold_back: int = 200
+    """Characters of a streamed answer whose output is checked."""
+    guardrails: Guardrails = field(init=False)
     _busy: BusyWindow = field(default_factory=BusyWindow)
     _busy_time: BusyTime = field(default_factory=BusyTime)
     _stopping: bool = False
     _telling: int = 0
     _last_run_at_ms: int = 0
     _last_run_items: int = 0
+
+    def __post_init__(self) -> None:
+        self.guardrails = Guardrails(
+            self.checks, self, self.changed, self.clock, self.is_current, hold_back=self.hold_back
+        )
 
     def feed(self) -> None:
         """The feeding thread: one run after another until ``stop``."""
@@ -108,16 +109,21 @@ class EngineDriver:
             self._stopping = True
             self.changed.notify_all()
 
+    def end_checks(self) -> None:
+        """Forget what is being checked; after ``stop``. It stays undone in the log."""
+        with self.changed:
+            self.guardrails.stop()
+
     @property
     def is_at_rest(self) -> bool:
         """Whether nothing runs and all outcomes were passed on."""
         with self.changed:
-            return not self.engines.runs and not self._telling
+            return self._rests()
 
     @property
     def is_done(self) -> bool:
         with self.changed:
-            return not self.engines.runs and not self.waiting and not self._telling
+            return self._rests() and not self.waiting and not self.guardrails.input_count
 
     @property
     def lost_engines(self) -> list[str]:
@@ -142,6 +148,25 @@ class EngineDriver:
                 settlements.append(self.settler.settle(one.work, one.outcome, one.run))
         if settlements:
             self.transactions.submit_many(settlements)
+
+    def input_passed(self, work: ReceivedWork) -> None:
+        """Its guardrails let it pass. Under the lock."""
+        self.waiting.add(work)
+        self.changed.notify_all()
+
+    def is_unwanted(self, work: ReceivedWork) -> bool:
+        return self.is_cancelled(work)
+
+    def write(self, texts: Sequence[StreamedText]) -> None:
+        self.chunks.write(texts)
+
+    def stop_item(self, key: RunKey) -> None:
+        """Stop an item whose text a guardrail refused; not under the lock."""
+        with self.changed:
+            run = self.engines.runs.get(key[0])
+            host = None if run is None else self.engines.by_key[run.model_key].host
+        if host is not None:
+            host.cancel(key[0], (key[1],))
 
     def is_cancelled(self, work: ReceivedWork) -> bool:
         return self.cancellations.is_cancelled(work.item.tenant, work.request_id, work.item.submitted_at_ms)
@@ -172,16 +197,15 @@ class EngineDriver:
             run = self.engines.runs.get(step.run_id)
             if run is None:
                 return
-            texts = [
-                self._streamed(run, text.index, text.delta, now_ms) for text in step.texts if text.index in run.open
-            ]
+            texts: list[StreamedText] = []
+            for text in step.texts:
+                if text.index in run.open:
+                    texts += self._streamed(run, text.index, text.delta, now_ms)
             settled: list[Settled] = []
             for finished in step.finished:
                 if run.finish(finished.index, finished.outcome):
                     settled.extend(self._judge(run, state, finished.index, finished.outcome, now_ms))
-                    if run.has_streamed(finished.index):
-                        work, number = run.work[finished.index], run.next_chunk(finished.index)
-                        texts.append(StreamedText(work, number, "", last=True))
+                    texts += self._ended_stream(run, finished.index)
             self._measure_busy(state, now_ms)
             if step.finished:
                 if not run.open and not state.is_continuous:
@@ -201,6 +225,8 @@ class EngineDriver:
                 return
             state = self.engines.by_key[host.key]
             self.engines.ended(host.key)
+            engine_run = EngineRun(state.name, len(run.work), run.started_at_ms, now_ms)
+            self._leave_streams(run, engine_run)
             problem = ended.problem or (Problem("MissingOutcome") if run.open else None)
             self._measure(run, state, ended, problem, now_ms)
             verdict = Verdict()
@@ -216,7 +242,7 @@ class EngineDriver:
                     again=sum(len(again.work) for again in verdict.again),
                 )
                 metrics.RETRIES.labels(model=host.key[0], reason=_reason(problem)).inc(len(verdict.again))
-            settled = self._apply(verdict, EngineRun(state.name, len(run.work), run.started_at_ms, now_ms))
+            settled = self._apply(verdict, engine_run)
             self._telling += 1
             self.changed.notify_all()
         self._tell(settled)
@@ -228,6 +254,8 @@ class EngineDriver:
             state = self.engines.by_key[host.key]
             state.is_loaded, state.watch = False, None
             runs = self.engines.runs.end_all(host.key)
+            for run in runs:
+                self._leave_streams(run, EngineRun(state.name, len(run.work), run.started_at_ms, now_ms))
             unfinished = [run for run in runs if run.open]
             lost = [work for run in unfinished for work in run.open_work]
             alone = len(unfinished) == 1 and unfinished[0].is_by_itself(continuous=state.is_continuous)
@@ -259,6 +287,7 @@ class EngineDriver:
 
     def _tell(self, settled: Sequence[Settled]) -> None:
         self.submit(settled)
+        self.guardrails.pump()
         with self.changed:
             self._telling -= 1
 
@@ -291,32 +320,61 @@ class EngineDriver:
         due_at_ms = self.waiting.due_at_ms(self.engines, idle=self._is_idle(now_ms))
         return None if due_at_ms is None else max(0.001, (due_at_ms - now_ms) / 1000)
 
+    def _rests(self) -> bool:
+        return not self.engines.runs and not self._telling and not self.guardrails.answer_count
+
     def _has_too_much_uncommitted(self) -> bool:
-        """Commits overlap the next batch, but only so many may be outstanding."""
-        return self.transactions.pending_count > _MAX_UNCOMMITTED_BATCHES * self.waiting.batcher.limits.max_items
+        """Checks of answers and commits overlap the next batch, but only so many may be outstanding."""
+        outstanding = self.transactions.pending_count + self.guardrails.answer_count
+        return outstanding > _MAX_UNCOMMITTED_BATCHES * self.waiting.batcher.limits.max_items
 
     def _is_idle(self, now_ms: int) -> bool:
         """Whether waiting for a larger batch is useless: the engine was idle, or its last run was a single item."""
         rested = now_ms - self._last_run_at_ms > self.waiting.batcher.limits.timeout_ms
         return rested or (self._last_run_items <= 1 and len(self.waiting) <= 1)
 
-    def _streamed(self, run: ActiveRun, index: int, delta: str, now_ms: int) -> StreamedText:
+    def _streamed(self, run: ActiveRun, index: int, delta: str, now_ms: int) -> list[StreamedText]:
         work, model = run.work[index], run.model_key[0]
         since_last_ms = run.text_came(index, now_ms)
         if since_last_ms is None:
             metrics.FIRST_TOKEN_SECONDS.labels(model=model).observe((now_ms - work.received_at_ms) / 1_000)
         else:
             metrics.INTER_TOKEN_SECONDS.labels(model=model).observe(since_last_ms / 1_000)
-        return StreamedText(work, run.next_chunk(index), delta)
+        policy = work.item.guardrails
+        if policy is not None and policy.output:
+            self.guardrails.text((run.run_id, index), work, delta)
+            return []
+        return [StreamedText(work, run.next_chunk(index), delta)]
+
+    def _ended_stream(self, run: ActiveRun, index: int) -> list[StreamedText]:
+        """The end of an item's stream; that of an answer in its checks comes with the answer."""
+        work = run.work[index]
+        if run.has_streamed(index):
+            return [StreamedText(work, run.next_chunk(index), "", last=True)]
+        return [] if work.item.guardrails is None else self.guardrails.leave((run.run_id, index), work)
+
+    def _leave_streams(self, run: ActiveRun, engine_run: EngineRun) -> None:
+        """A run ended before some of its items did: what was refused does not run again, other streams begin anew."""
+        for index in sorted(run.open):
+            work, key, gone = run.work[index], (run.run_id, index), CancelledItem(TokenUsage())
+            if work.item.guardrails is None:
+                continue
+            if self.guardrails.is_refused(key):
+                run.finish(index, gone)
+                self.guardrails.takes(key, work, gone, engine_run)
+            else:
+                self.guardrails.leave(key, work)
 
     def _judge(
         self, run: ActiveRun, state: EngineState, index: int, outcome: ItemOutcome, now_ms: int
     ) -> list[Settled]:
         work = run.work[index]
         engine_run = EngineRun(state.name, len(run.work), run.started_at_ms, now_ms)
+        if state.is_continuous and isinstance(outcome, Success):
+            self._busy.served(work.item, outcome.usage)
+        if work.item.guardrails is not None and self.guardrails.takes((run.run_id, index), work, outcome, engine_run):
+            return []
         if not isinstance(outcome, Failure):
-            if state.is_continuous and isinstance(outcome, Success):
-                self._busy.served(work.item, outcome.usage)
             return [Settled(work, outcome, engine_run)]
         verdict = after_failure(work, outcome, now_ms, self.chance())
         reason = "transient" if outcome.transient else "less_context"

@@ -1,6 +1,7 @@
 """A work item in memory: its origin, and its history in this process."""
 
 from fairlane.frozen import frozen_dataclass
+from fairlane.guardrail_records import GuardrailVerdict
 from fairlane.ownership import Claim
 from fairlane.records import WorkItem
 from fairlane.trace_context import TraceHeaders
@@ -13,7 +14,8 @@ ModelKey = tuple[str, str]
 class ReceivedWork:
     """A work item with the record it came from, and its history: engine runs so far, those that failed for a transient
     reason, those that ended with the engine's process, and of these the ones that only this item can have caused.
-    ``shortened``: passages or turns were left out because the context was too long."""
+    ``shortened``: passages or turns were left out because the context was too long. ``verdicts`` are those of the
+    guardrails so far; ``given`` is the item as it was received, if a guardrail changed it, else None."""
 
     claim: Claim
     item: WorkItem
@@ -30,6 +32,8 @@ class ReceivedWork:
     ends: int = 0
     lone_ends: int = 0
     shortened: bool = False
+    verdicts: tuple[GuardrailVerdict, ...] = ()
+    given: WorkItem | None = None
 
     @property
     def model_key(self) -> ModelKey:

@@ -93,7 +93,8 @@ FromEngine = Loaded | LoadFailed | RunStep | RunEnded | Died | Metrics
 
 
 class Channel:
-    """One end of the line between a consumer and an engine's process. ``read`` by one thread, ``write`` by any."""
+    """One end of the line between a consumer and a process of an engine or a check. ``read`` by one thread, ``write``
+    by any."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -104,11 +105,15 @@ class Channel:
         """Wait for something to read. True as well when the other side is gone."""
         return self._connection.poll(timeout_s)
 
+    def fileno(self) -> int:
+        """For ``multiprocessing.connection.wait``."""
+        return self._connection.fileno()
+
     def read(self) -> bytes:
         """Raises EOFError or OSError when the other side is gone."""
         return self._connection.recv_bytes()
 
-    def write(self, message: _ToEngine | FromEngine) -> None:
+    def write(self, message: msgspec.Struct) -> None:
         """Blocks while the other side does not read. Raises OSError when it is gone, and UnicodeEncodeError for
         invalid text."""
         data = self._encoder.encode(message)

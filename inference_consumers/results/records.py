@@ -9,7 +9,7 @@ from fairlane.codec import Codec
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers, letter_content
 from fairlane.frozen import frozen_dataclass
 from fairlane.kafka_config import MAX_MESSAGE_BYTES
-from fairlane.outcomes import Code, Decision, Outcome
+from fairlane.outcomes import Code, Decision, FinishReason, GuardrailResult, GuardrailStage, Outcome
 from fairlane.ownership import Claim
 from fairlane.records import (
     AuditEvent,
@@ -30,13 +30,17 @@ from fairlane_server.costs.price_book import NO_PRICES, PriceBook, Used
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import CancelledItem, Failure, Success
+from inference_consumers.results.settled import EngineRun, SettledOutcome, Withheld
 
 _MAX_REPLY_BYTES = MAX_MESSAGE_BYTES - 65_536
 _REFUSALS = frozenset({Code.INVALID, Code.UNKNOWN_MODEL, Code.OVERLOADED})
 
 _RETRY_AFTER_BATCHES = 2
 """The batch that ran and the one that was ready behind it: their memory is free again then."""
+
+_CHECK_RETRY_MS = 5_000
+"""A check whose process died is back by then, as a rule."""
 
 _LEAST_RETRY_MS = 1_000
 """An engine without memory for an item fails at once, so that its own run says little of how long a batch takes."""
@@ -51,16 +55,6 @@ class PoisonError(DeadLetterError):
 
 class UnreadableWorkError(DeadLetterError):
     """A record on a priority topic that is no work item."""
-
-
-@frozen_dataclass(frozen=True, slots=True)
-class EngineRun:
-    """The run an outcome came from; times in milliseconds since the epoch."""
-
-    engine: str
-    batch_size: int
-    started_at_ms: int
-    finished_at_ms: int
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -83,7 +77,7 @@ class AnswerWriter:
     group: str | None = None
     prices: Callable[[], PriceBook] = lambda: NO_PRICES
 
-    def answered(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Answered:
+    def answered(self, work: ReceivedWork, outcome: SettledOutcome, run: EngineRun) -> Answered:
         """The reply and the usage of an item that an engine ran; a poisonous one goes to the dead letters as well."""
         usage = self._usage(work, outcome, run)
         reply = _reply(work, outcome, run, usage.cost)
@@ -109,6 +103,8 @@ class AnswerWriter:
         if isinstance(outcome, Failure) and outcome.code == Code.OVERLOADED:
             refused = (Decision.REFUSED, Code.OVERLOADED, outcome.message)
             outputs.append(self._audit(work.item, work.claim, *refused, run.finished_at_ms))
+        if any(one.verdict != GuardrailResult.PASSED for one in work.verdicts):
+            outputs.append(self._guarded(work, outcome, run.finished_at_ms))
         return Answered(Settlement(work.claim, tuple(outputs)), reply, turn_left_out)
 
     def handed_back(self, work: ReceivedWork, returned: WorkItem, why: str, run: EngineRun) -> Settlement:
@@ -141,6 +137,7 @@ class AnswerWriter:
             replay_of=item.request.replay_of,
             attempts=work.runs,
             cost=self.prices().nothing(item.request.model),
+            guardrails=work.verdicts,
         )
         value = self.codec.encode(reply)
         usage = self._usage(work, None, None)
@@ -213,6 +210,12 @@ class AnswerWriter:
             ),
         )
 
+    def _guarded(self, work: ReceivedWork, outcome: SettledOutcome, now_ms: int) -> OutputRecord:
+        """The audit event of verdicts of which one at least is not passed."""
+        code = outcome.code if isinstance(outcome, Withheld) else None
+        why = "; ".join(map(str, work.verdicts))
+        return self._audit(work.item, work.claim, Decision.GUARDED, code, why, now_ms)
+
     def _audit(
         self, item: WorkItem, claim: Claim, decision: Decision, code: Code | None, why: str, now_ms: int
     ) -> OutputRecord:
@@ -240,13 +243,13 @@ class AnswerWriter:
     def _reply_record(self, work: ReceivedWork, reply: InferenceReply, value: bytes) -> OutputRecord:
         return reply_record(work.item.reply_topic, reply, value, work.trace_headers)
 
-    def _usage(self, work: ReceivedWork, outcome: ItemOutcome | None, run: EngineRun | None) -> UsageEvent:
+    def _usage(self, work: ReceivedWork, outcome: SettledOutcome | None, run: EngineRun | None) -> UsageEvent:
         """The usage of an outcome; both None: its deadline passed."""
         item = work.item
         tokens, code = TokenUsage(), None
-        if isinstance(outcome, Failure):
+        if isinstance(outcome, Failure | Withheld):
             code = outcome.code
-        elif outcome is not None:
+        if outcome is not None and not isinstance(outcome, Failure):
             tokens = outcome.usage
         ended = Outcome.EXPIRED if outcome is None else outcome_of(outcome)
         engine_ms, batch_size, at_ms = 0, 0, work.received_at_ms
@@ -281,12 +284,14 @@ class AnswerWriter:
         return OutputRecord(names.LEDGER_USAGE, event.tenant.encode(), self.codec.encode(event))
 
 
-def outcome_of(outcome: ItemOutcome) -> Outcome:
+def outcome_of(outcome: SettledOutcome) -> Outcome:
     """The outcome in the reply."""
     if isinstance(outcome, Success):
         return Outcome.OK
     if isinstance(outcome, CancelledItem):
         return Outcome.CANCELLED
+    if isinstance(outcome, Withheld):
+        return Outcome.REJECTED if outcome.stage is GuardrailStage.INPUT else Outcome.FAILED
     # An engine may find an input invalid that only it can judge; everything else it reports is a failure.
     return Outcome.REJECTED if outcome.code in _REFUSALS else Outcome.FAILED
 
@@ -303,7 +308,7 @@ def turn_of(request: InferenceRequest) -> ConversationTurn | None:
     return ConversationTurn(request.conversation_id, added) if added else None
 
 
-def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun, cost: Cost | None) -> InferenceReply:
+def _reply(work: ReceivedWork, outcome: SettledOutcome, run: EngineRun, cost: Cost | None) -> InferenceReply:
     item = work.item
     reply = InferenceReply(
         request_id=item.request.request_id,
@@ -323,6 +328,7 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun, cost: Cost 
         retrieval_use=item.retrieval_use,
         history_use=item.history_use,
         cost=cost,
+        guardrails=work.verdicts,
     )
     if isinstance(outcome, Success):
         answer = replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)
@@ -330,9 +336,25 @@ def _reply(work: ReceivedWork, outcome: ItemOutcome, run: EngineRun, cost: Cost 
     if isinstance(outcome, CancelledItem):
         message = "cancelled while it waited for an engine" if work.runs == 0 else "cancelled while it ran"
         return replace(reply, outcome=Outcome.CANCELLED, message=message, usage=outcome.usage)
+    if isinstance(outcome, Withheld):
+        return _withheld(reply, outcome)
     if outcome.code == Code.OVERLOADED:
         reply = replace(reply, retry_after_ms=_retry_after_ms(item, run.finished_at_ms - run.started_at_ms))
     return replace(reply, outcome=outcome_of(outcome), code=outcome.code, field=outcome.field, message=outcome.message)
+
+
+def _withheld(reply: InferenceReply, outcome: Withheld) -> InferenceReply:
+    blocked = outcome.code == Code.GUARDRAIL_BLOCKED
+    after_run = outcome.stage is GuardrailStage.OUTPUT
+    return replace(
+        reply,
+        outcome=outcome_of(outcome),
+        code=outcome.code,
+        message=outcome.message,
+        usage=outcome.usage,
+        finish_reason=FinishReason.CONTENT_FILTER if blocked and after_run else None,
+        retry_after_ms=None if blocked else jittered_ms(_CHECK_RETRY_MS, _RETRY_JITTER, reply.request_id),
+    )
 
 
 def _retry_after_ms(item: WorkItem, engine_ms: int) -> int:

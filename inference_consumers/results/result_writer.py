@@ -13,9 +13,10 @@ from fairlane.ownership import Claim
 from fairlane.records import InferenceReply, WorkItem
 from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
-from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
-from inference_consumers.results.records import AnswerWriter, EngineRun, outcome_of
+from inference_consumers.engines.protocol import Failure
+from inference_consumers.results.records import AnswerWriter, outcome_of
 from inference_consumers.results.retries import requeued_item
+from inference_consumers.results.settled import EngineRun, SettledOutcome, Withheld
 
 log = get_logger(__name__)
 
@@ -35,6 +36,11 @@ def _tokens(tenant: str, model: str, kind: str) -> Counter:
 @lru_cache(_COUNTERS_KEPT)
 def _replies(tenant: str, outcome: str, code: str) -> Counter:
     return metrics.REPLIES.labels(tenant=tenant, outcome=outcome, code=code)
+
+
+@lru_cache(_COUNTERS_KEPT)
+def _verdicts(tenant: str, stage: str, check: str, verdict: str) -> Counter:
+    return metrics.GUARDRAIL_VERDICTS.labels(tenant=tenant, stage=stage, check=check, verdict=verdict)
 
 
 @dataclass(slots=True)
@@ -70,7 +76,7 @@ class ResultWriter:
         metrics.REPLIES.labels(tenant=work.item.tenant, outcome="expired", code="").inc()
         return self.answers.expired(work, now_ms)
 
-    def settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
+    def settle(self, work: ReceivedWork, outcome: SettledOutcome, run: EngineRun) -> Settlement:
         """The answer to an item, or its way back to the dispatchers."""
         try:
             return self._settle(work, outcome, run)
@@ -79,10 +85,11 @@ class ResultWriter:
             unwritable = Failure(Code.POISON, f"the answer cannot be written: {type(error).__name__}")
             return self._settle(work, unwritable, run)
 
-    def _settle(self, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> Settlement:
+    def _settle(self, work: ReceivedWork, outcome: SettledOutcome, run: EngineRun) -> Settlement:
         tenant, model = work.item.tenant, work.item.request.model
         if isinstance(outcome, Failure):
-            returned = requeued_item(work.item, outcome.code)
+            # With the texts as they came: it is checked once more.
+            returned = requeued_item(work.given or work.item, outcome.code)
             if returned is not None:
                 settlement = self.answers.handed_back(work, returned, outcome.message, run)
                 metrics.HANDED_BACK.labels(tenant=tenant, model=model).inc()
@@ -97,11 +104,15 @@ class ResultWriter:
             if code == Code.POISON:
                 metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="poison").inc()
                 log.error("poison", request_id=work.request_id, tenant=tenant, model=model, reason=outcome.message)
-        elif isinstance(outcome, Success | CancelledItem):
+        else:
+            code = outcome.code if isinstance(outcome, Withheld) else ""
             _tokens(tenant, model, "prompt").inc(outcome.usage.prompt_tokens)
             _tokens(tenant, model, "completion").inc(outcome.usage.completion_tokens)
         _replies(tenant, outcome_of(outcome), code).inc()
+        for one in work.verdicts:
+            _verdicts(tenant, one.stage, one.check, one.verdict).inc()
         metrics.count_cost(tenant, model, answered.reply.cost)
         if self.keep is not None:
-            self.keep(work.item, answered.reply)
+            # Under the key of the request as it was asked.
+            self.keep(work.given or work.item, answered.reply)
         return answered.settlement

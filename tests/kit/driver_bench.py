@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from fairlane.ownership import Claim
 from fairlane.records import Output, Parameters, TokenUsage
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.settlement import Settlement
@@ -17,6 +18,7 @@ from inference_consumers.engine_process.messages import Finished, Loaded, RunEnd
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import EngineItem, ItemOutcome, Problem, Success
+from inference_consumers.guardrails.stage import Checks, NoChecks, input_job
 from inference_consumers.results.chunk_writer import StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import AnswerWriter
@@ -86,11 +88,20 @@ class FakeChunks:
 class DriverBench:
     """One engine, loaded."""
 
-    def __init__(self, *, max_items: int = 4, max_tokens: int = 1_000, continuous: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        max_items: int = 4,
+        max_tokens: int = 1_000,
+        continuous: bool = False,
+        checks: Checks | None = None,
+        hold_back: int = 0,
+    ) -> None:
         self.now_ms = 1_000
         self.host = FakeHost()
         self.transactions, self.chunks = FakeTransactions(), FakeChunks()
         self.fatal: list[Exception] = []
+        self.revoked: set[Claim] = set()
         codec = default_codec()
         loop: Any = self.transactions
         chunks: Any = self.chunks
@@ -105,6 +116,9 @@ class DriverBench:
             clock=lambda: self.now_ms,
             on_fatal=self.fatal.append,
             chance=lambda: 0.0,
+            checks=checks or NoChecks(),
+            hold_back=hold_back,
+            is_current=lambda claim: claim not in self.revoked,
         )
         self.load(continuous=continuous)
 
@@ -115,6 +129,18 @@ class DriverBench:
         for one in more:
             self.driver.waiting.add(one)
         return [one.request_id for one in more]
+
+    def receive(self, *more: ReceivedWork) -> None:
+        """As a consumer does with what it reads: input that is to be checked does not wait for an engine yet."""
+        driver = self.driver
+        jobs = [(one, None if one.item.guardrails is None else input_job(one)) for one in more]
+        with driver.changed:
+            for one, job in jobs:
+                if job is None:
+                    driver.waiting.add(one)
+                else:
+                    driver.guardrails.add(job)
+        driver.guardrails.pump()
 
     def start(self) -> list[str]:
         """Start the run that is due; the ids of its items, none when nothing is due."""

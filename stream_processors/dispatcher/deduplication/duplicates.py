@@ -8,7 +8,7 @@ from enum import Enum, auto
 from cachetools import LRUCache
 
 from fairlane.names import is_returned
-from fairlane.outcomes import Code
+from fairlane.outcomes import Code, Outcome
 from fairlane.records import SourceCoordinate
 from stream_processors.dispatcher.queued_request import Candidate, QueuedRequest
 from stream_processors.dispatcher.scheduling.in_flight import SettledWork
@@ -140,12 +140,13 @@ class RecentResults(LRUCache[tuple[str, str], RecentResult]):
 
     def note(self, settled: SettledWork) -> None:
         """Record the outcome of settled work. A requeued item settles as OVERLOADED although its request goes on, so
-        that code counts only for an item read from a requeue topic, which consumers do not requeue again."""
+        that code counts only for an item read from a requeue topic, which consumers do not requeue again. A check that
+        could not be made is a refusal before the run, and a failure after it."""
         usage = settled.usage
         if usage is None:
             return
-        is_refused = usage.code == Code.OVERLOADED
-        if is_refused and not is_returned(settled.source.topic):
+        is_refused = usage.code in (Code.OVERLOADED, Code.GUARDRAIL_UNAVAILABLE) and usage.outcome == Outcome.REJECTED
+        if usage.code == Code.OVERLOADED and not is_returned(settled.source.topic):
             return
         result = RecentResult.REFUSED_FOR_NOW if is_refused else RecentResult.ANSWERED
         self[usage.tenant, usage.request_id] = result

@@ -33,7 +33,12 @@ _RETRY_JITTER = 0.5
 _LOOK_EVERY_MS = 500
 _UNDER_WAY_FOR_MS = 500
 
-_RETRYABLE_CODES = frozenset({Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING})
+_RETRYABLE_CODES = frozenset(
+    {
+        *(Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING),
+        Code.GUARDRAIL_UNAVAILABLE,
+    }
+)
 """Codes of rejections after which the same request may be sent again."""
 
 

@@ -31,8 +31,9 @@ from fairlane_server.costs.price_book import NO_PRICES, PriceBook
 from fairlane_server.kafka.transactions import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
-from inference_consumers.results.records import AnswerWriter, EngineRun
+from inference_consumers.results.records import AnswerWriter
 from inference_consumers.results.retries import requeued_item
+from inference_consumers.results.settled import EngineRun
 from tests.kit.finished_item import ITEM, SECRET
 
 CODEC = default_codec()

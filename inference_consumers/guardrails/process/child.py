@@ -1,0 +1,64 @@
+"""The process of one check: it loads the check and looks at what its consumer sends, until the consumer is gone.
+
+It has no credentials, reads no settings and writes nothing but its answers: its standard streams lead nowhere, because
+a library's warning or traceback may quote a text.
+"""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Collection, Mapping
+from multiprocessing.connection import Connection
+from pathlib import Path
+from time import monotonic
+
+from fairlane_server.processes.parent import die_with_parent
+from inference_consumers.engine_process.messages import Channel
+from inference_consumers.guardrails.check import Check, CheckUnavailableError
+from inference_consumers.guardrails.process.messages import Ask, Found, Load, Ready, Unavailable, to_check
+
+_LoadChecks = Callable[[Collection[str], Path], Mapping[str, Check]]
+
+
+def main(load: _LoadChecks) -> int:
+    """Serve the consumer at the other end of the file descriptor that the command line names. Returns the exit
+    status."""
+    die_with_parent(signal.SIGKILL)
+    # They are meant for the consumer, which ends this process when it needs it no more.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    try:
+        return _serve(Channel(Connection(descriptor)), load)
+    except (EOFError, OSError):
+        return 0
+
+
+def _serve(channel: Channel, load: _LoadChecks) -> int:
+    first = to_check.decode(channel.read())
+    if not isinstance(first, Load):
+        raise TypeError(f"{type(first).__name__} came before Load")
+    started = monotonic()
+    try:
+        check = load((first.check,), Path(first.models_dir))[first.check]
+    except CheckUnavailableError as error:
+        channel.write(Unavailable(" ".join(error.reason.split())))
+        return 1
+    except Exception as error:  # noqa: BLE001 - whatever its library raises, the consumer must know the reason
+        channel.write(Unavailable(type(error).__name__))
+        return 1
+    channel.write(Ready(monotonic() - started))
+    while True:
+        message = to_check.decode(channel.read())
+        if not isinstance(message, Ask):
+            raise TypeError(f"{type(message).__name__} is no question")
+        channel.write(_answer(check, message))
+
+
+def _answer(check: Check, asked: Ask) -> Found:
+    try:
+        found = check.find(asked.texts, asked.context)
+    except Exception as error:  # noqa: BLE001 - the text of any exception may quote what was looked at
+        return Found(asked.call_id, error=type(error).__name__)
+    return Found(asked.call_id, tuple(map(tuple, found)))

@@ -1,0 +1,324 @@
+"""Host of one check's process: starts it, asks it, restarts it when it dies or hangs."""
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+from time import monotonic
+
+import msgspec
+
+from fairlane import metrics
+from fairlane.backoff import Backoff
+from fairlane.frozen import frozen_dataclass
+from fairlane.logs import get_logger
+from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_of
+from inference_consumers.engine_process.messages import Channel
+from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.examination import CheckCall
+from inference_consumers.guardrails.process.call_queue import CallQueue, Done, QueuedCall
+from inference_consumers.guardrails.process.messages import Ask, Found, FromCheck, Load, Ready, Unavailable, from_check
+
+log = get_logger(__name__)
+
+MODULE = "inference_consumers.guardrails.process"
+
+UNAVAILABLE = CheckFailure("unavailable")
+"""The check cannot be loaded here."""
+BUSY = CheckFailure("busy")
+LATE = CheckFailure("timeout")
+DIED = CheckFailure("died")
+FAILED = CheckFailure("failed")
+"""The check raised an exception."""
+ENDING = CheckFailure("ending")
+
+_ROOT = Path(__file__).resolve().parents[3]
+_LOOK_EVERY_S = 0.05
+_END_TIMEOUT_S = 5.0
+
+
+@frozen_dataclass(frozen=True, slots=True)
+class CheckLimits:
+    """Time limits: of a call in its process, of its wait for that process, and of loading a check."""
+
+    call_ms: int = 5_000
+    wait_ms: int = 5_000
+    load_ms: int = 60_000
+
+
+class CheckHost:
+    """Host of one check. ``submit`` may be called from any thread; answers come on the host's thread."""
+
+    def __init__(
+        self,
+        check: str,
+        python: str,
+        environment: Mapping[str, str],
+        models_dir: Path,
+        on_fatal: Callable[[Exception], None],
+        limits: CheckLimits = CheckLimits(),  # noqa: B008 - frozen
+        module: str = MODULE,
+        backoff: Backoff = Backoff(first_s=0.2, longest_s=30.0),  # noqa: B008 - frozen
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """The process is this module in this Python interpreter; it starts with ``start`` or the first call.
+        ``on_fatal`` is called if the host's own thread fails: its calls would never be answered."""
+        self.check = check
+        self._python = python
+        self._module = module
+        search_path = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
+        self._environment = {**environment, "PYTHONPATH": search_path}
+        self._models_dir = str(models_dir.absolute())
+        self._on_fatal = on_fatal
+        self._limits = limits
+        self._backoff = backoff
+        self._chance = chance
+        self._lock = threading.Lock()
+        self._queue = CallQueue()
+        self._closing = False
+        self._woken = -1
+        """An event of the kernel; made with the thread."""
+        self._thread: threading.Thread | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        # Of the present process.
+        self._is_ready = False
+        self._unavailable: str | None = None
+        self._asked: list[QueuedCall] = []
+        self._asked_at_ms = 0
+        self._calls = 0
+        self._failures = 0
+        """Processes that ended since one was last ready and answered."""
+
+    @property
+    def pid(self) -> int | None:
+        process = self._process
+        return None if process is None else process.pid
+
+    @property
+    def is_ready(self) -> bool:
+        return self._is_ready
+
+    def start(self) -> None:
+        """Start the process; does nothing if that was done."""
+        with self._lock:
+            if self._thread is None and not self._closing:
+                metrics.GUARDRAIL_READY.labels(check=self.check).set(0)
+                self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+                self._thread = threading.Thread(target=self._serve, name=f"check-{self.check}", daemon=True)
+                self._thread.start()
+
+    def submit(self, call: CheckCall, within_ms: int, done: Done) -> CheckFailure | None:
+        """Have this asked; ``done`` gets the answer. Returns a failure at once if it cannot be."""
+        self.start()
+        now_ms = _now_ms()
+        with self._lock:
+            refusal = self._refusal()
+            if refusal is None:
+                self._queue.add(QueuedCall(call, done, now_ms, now_ms + within_ms))
+                os.eventfd_write(self._woken, 1)
+        if refusal is not None:
+            self._count_failure(refusal, 1)
+        return refusal
+
+    def close(self, timeout_s: float) -> None:
+        """End the process for good; what was asked fails."""
+        with self._lock:
+            if self._thread is not None and not self._closing:
+                os.eventfd_write(self._woken, 1)
+            self._closing = True
+        if self._thread is not None:
+            self._thread.join(timeout_s)
+
+    def _refusal(self) -> CheckFailure | None:
+        if self._closing:
+            return ENDING
+        if self._unavailable is not None:
+            return UNAVAILABLE
+        return BUSY if self._queue.is_full else None
+
+    def _serve(self) -> None:
+        try:
+            self._live_again_and_again()
+        except Exception as error:  # noqa: BLE001 - a thread that ends must end the consumer
+            log.error("check_host_failed", check=self.check, error=type(error).__name__)
+            self._on_fatal(error)
+        finally:
+            with self._lock:
+                self._closing = True
+                os.close(self._woken)
+
+    def _live_again_and_again(self) -> None:
+        while not self._closing:
+            end = self._live()
+            self._is_ready = False
+            metrics.GUARDRAIL_READY.labels(check=self.check).set(0)
+            if self._closing:
+                break
+            self._failures += 1
+            metrics.GUARDRAIL_RESTARTS.labels(check=self.check, end=end.kind).inc()
+            reason = self._unavailable or end.reason
+            log.error("check_died", check=self.check, reason=reason, kind=end.kind, in_a_row=self._failures)
+            self._after_death()
+            self._rest(self._backoff.delay_s(self._failures, self._chance()))
+        with self._lock:
+            left = [*self._asked, *self._queue.take_all()]
+            self._asked = []
+        self._fail(left, ENDING)
+
+    def _live(self) -> EngineEnd:
+        """Run one process to its end."""
+        ours, theirs = Pipe()
+        with theirs:
+            try:
+                process = subprocess.Popen(
+                    [self._python, "-m", self._module, str(theirs.fileno()), self.check],
+                    env=self._environment,
+                    pass_fds=(theirs.fileno(),),
+                    stdin=subprocess.DEVNULL,
+                    # A library's warning or traceback may quote a text.
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                ours.close()
+                return EngineEnd(EndKind.EXITED, f"{self._python} cannot be started: {error.strerror}")
+        self._process = process
+        channel = Channel(ours)
+        try:
+            channel.write(Load(self.check, self._models_dir))
+            killed = self._talk(channel)
+        except (EOFError, OSError):
+            killed = None
+        except msgspec.DecodeError as error:
+            killed = EngineEnd(EndKind.EXITED, f"it sent what is no message: {type(error).__name__}")
+        if killed is None and not self._closing:
+            # It may just be ending by itself: its own status tells more.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(_LOOK_EVERY_S)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(process.pid, signal.SIGKILL)
+        status = process.wait(_END_TIMEOUT_S)
+        self._process = None
+        channel.close()
+        return killed or end_of(status, kernel_killed=False)
+
+    def _talk(self, channel: Channel) -> EngineEnd | None:
+        """Ask and listen. Returns why the process must end, None at the end of the host. Raises EOFError or OSError
+        when the process is gone."""
+        started_at_ms = _now_ms()
+        while not self._closing:
+            now_ms = _now_ms()
+            self._expire(now_ms)
+            if not self._is_ready:
+                if now_ms - started_at_ms > self._limits.load_ms:
+                    return EngineEnd(EndKind.HUNG, f"it was not loaded within {self._limits.load_ms / 1_000:.0f} s")
+            elif self._asked:
+                if now_ms - self._asked_at_ms > self._limits.call_ms:
+                    return EngineEnd(EndKind.HUNG, f"it did not answer within {self._limits.call_ms / 1_000:.1f} s")
+            elif self._ask(channel, now_ms):
+                continue
+            ready = wait([channel, self._woken], _LOOK_EVERY_S)
+            if self._woken in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._woken)
+            if channel in ready:
+                self._take(from_check.decode(channel.read()))
+        return None
+
+    def _ask(self, channel: Channel, now_ms: int) -> bool:
+        with self._lock:
+            self._asked = self._queue.next()
+        if not self._asked:
+            return False
+        self._calls += 1
+        self._asked_at_ms = now_ms
+        texts = tuple(text for one in self._asked for text in one.call.texts)
+        try:
+            channel.write(Ask(self._calls, texts, self._asked[0].call.context))
+        except UnicodeEncodeError:
+            # Half a character: no check can look at it, and the process is not to blame.
+            asked, self._asked = self._asked, []
+            self._apart(asked, FAILED)
+        return True
+
+    def _take(self, message: FromCheck) -> None:
+        match message:
+            case Ready():
+                self._is_ready = True
+                self._unavailable = None
+                metrics.GUARDRAIL_READY.labels(check=self.check).set(1)
+                log.info("check_ready", check=self.check, seconds=message.seconds)
+            case Unavailable():
+                self._unavailable = message.reason
+            case Found() if message.call_id == self._calls and self._asked:
+                asked, self._asked = self._asked, []
+                took_s = (_now_ms() - self._asked_at_ms) / 1_000
+                metrics.GUARDRAIL_SECONDS.labels(check=self.check).observe(took_s)
+                if message.error is not None:
+                    log.warning("check_failed", check=self.check, error=message.error, calls=len(asked))
+                    self._apart(asked, FAILED)
+                    return
+                self._failures = 0
+                self._share_out(asked, message.findings)
+
+    def _share_out(self, asked: Sequence[QueuedCall], findings: Findings) -> None:
+        if sum(len(one.call.texts) for one in asked) != len(findings):
+            self._fail(asked, FAILED)
+            return
+        at = 0
+        for one in asked:
+            end = at + len(one.call.texts)
+            one.done(findings[at:end])
+            at = end
+
+    def _after_death(self) -> None:
+        asked, self._asked = self._asked, []
+        self._apart(asked, DIED)
+        if self._unavailable is not None:
+            with self._lock:
+                waiting = self._queue.take_all()
+            self._fail(waiting, UNAVAILABLE)
+
+    def _apart(self, asked: Sequence[QueuedCall], failure: CheckFailure) -> None:
+        """Ask calls of a question that failed once more, each alone, so that the one at fault is found; one that was
+        alone already fails."""
+        failed = [one for one in asked if one.alone]
+        with self._lock:
+            self._queue.again([one for one in asked if not one.alone])
+        self._fail(failed, failure)
+
+    def _rest(self, seconds: float) -> None:
+        """Wait before the next start. What waits for too long meanwhile fails."""
+        ends_at_ms = _now_ms() + round(1_000 * seconds)
+        while not self._closing and (now_ms := _now_ms()) < ends_at_ms:
+            self._expire(now_ms)
+            wait([self._woken], min(_LOOK_EVERY_S, (ends_at_ms - now_ms) / 1_000))
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._woken)
+
+    def _expire(self, now_ms: int) -> None:
+        # The first load may take long; one after a death must not hold up everything behind it.
+        is_loading = not self._is_ready and not self._failures
+        with self._lock:
+            late = self._queue.take_late(now_ms, self._limits.load_ms if is_loading else self._limits.wait_ms)
+        self._fail(late, LATE)
+
+    def _fail(self, calls: Sequence[QueuedCall], failure: CheckFailure) -> None:
+        self._count_failure(failure, len(calls))
+        for one in calls:
+            one.done(failure)
+
+    def _count_failure(self, failure: CheckFailure, calls: int) -> None:
+        if calls:
+            metrics.GUARDRAIL_FAILURES.labels(check=self.check, reason=failure.reason).inc(calls)
+
+
+def _now_ms() -> int:
+    return round(monotonic() * 1_000)

@@ -1,0 +1,50 @@
+"""Messages between a consumer and the process of a check."""
+
+import msgspec
+
+from inference_consumers.guardrails.check import CheckContext, Finding
+
+
+class Load(msgspec.Struct, frozen=True, tag=True):
+    """The check to load; the first message. ``models_dir`` has the models of checks that need one."""
+
+    check: str
+    models_dir: str
+
+
+class Ask(msgspec.Struct, frozen=True, tag=True):
+    """Look at these texts. The next follows when this one is answered."""
+
+    call_id: int
+    texts: tuple[str, ...]
+    context: CheckContext
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The check is loaded."""
+
+    seconds: float
+
+
+class Unavailable(msgspec.Struct, frozen=True, tag=True):
+    """The check cannot be loaded; the process ends."""
+
+    reason: str
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """The findings of each text. With ``error``, the type of an exception, there are none: the check failed."""
+
+    call_id: int
+    findings: tuple[tuple[Finding, ...], ...] = ()
+    error: str | None = None
+
+
+_ToCheck = Load | Ask
+FromCheck = Ready | Unavailable | Found
+
+to_check: "msgspec.msgpack.Decoder[_ToCheck]" = msgspec.msgpack.Decoder(_ToCheck)
+"""Raises msgspec.DecodeError for bytes that are no message to a check."""
+
+from_check: "msgspec.msgpack.Decoder[FromCheck]" = msgspec.msgpack.Decoder(FromCheck)
+"""Raises msgspec.DecodeError for bytes that are no message from a check."""

@@ -1,0 +1,191 @@
+"""Checks in processes of their own: what they answer, and what becomes of calls when one dies, hangs or is absent."""
+
+import os
+import queue
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+
+import psutil
+import pytest
+
+from fairlane.backoff import Backoff
+from fairlane.settings import Settings
+from inference_consumers.engine_process.host import without_settings
+from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.examination import CheckCall
+from inference_consumers.guardrails.process.checks import check_processes
+from inference_consumers.guardrails.process.host import (
+    DIED,
+    ENDING,
+    FAILED,
+    LATE,
+    UNAVAILABLE,
+    CheckHost,
+    CheckLimits,
+)
+from tests.kit.troubled_check import CRASH, HANG, MISSING, RAISE, SLOW
+from tests.kit.waiting import eventually
+
+WAIT_S = 20
+QUICK = Backoff(first_s=0.01, longest_s=0.02)
+CONTEXT = CheckContext(Direction.INPUT)
+LIMITS = CheckLimits(call_ms=1_500, wait_ms=5_000, load_ms=20_000)
+
+
+class Asked:
+    """Asks a host and collects the answers by the text that was asked about."""
+
+    def __init__(self, host: CheckHost) -> None:
+        self.host = host
+        self.answers: queue.SimpleQueue[tuple[str, Findings | CheckFailure]] = queue.SimpleQueue()
+
+    def ask(self, text: str, within_ms: int = 60_000, context: CheckContext = CONTEXT) -> CheckFailure | None:
+        call = CheckCall(self.host.check, context, (text,))
+        return self.host.submit(call, within_ms, lambda answer: self.answers.put((text, answer)))
+
+    def next(self) -> tuple[str, Findings | CheckFailure]:
+        return self.answers.get(timeout=WAIT_S)
+
+    def types(self, text: str) -> list[str]:
+        """The types that are found in a text."""
+        assert self.ask(text) is None
+        asked, answer = self.next()
+        assert asked == text
+        assert not isinstance(answer, CheckFailure), answer
+        return [finding.type for finding in answer[0]]
+
+
+@contextmanager
+def hosted(check: str = "secrets", limits: CheckLimits = LIMITS, backoff: Backoff = QUICK) -> Iterator[Asked]:
+    fatal: list[Exception] = []
+    environment = without_settings(os.environ)
+    host = CheckHost(
+        check, sys.executable, environment, Path("models"), fatal.append, limits, "tests.kit.troubled_check", backoff
+    )
+    try:
+        yield Asked(host)
+    finally:
+        process = psutil.Process(pid) if (pid := host.pid) is not None else None
+        host.close(WAIT_S)
+        assert process is None or not process.is_running()
+        assert fatal == []
+
+
+@pytest.fixture(scope="module")
+def asked() -> Iterator[Asked]:
+    with hosted() as started:
+        yield started
+
+
+def test_a_process_starts_with_the_first_call(asked: Asked) -> None:
+    assert asked.host.pid is None
+    assert asked.types("my KEY1") == ["secrets_type"]
+    assert asked.host.is_ready
+    assert asked.types("nothing") == []
+
+
+def test_calls_that_come_together_are_answered_each(asked: Asked) -> None:
+    asked.ask(SLOW)
+    for number in range(40):
+        asked.ask("KEY" * (number % 2) + str(number))
+    answers = dict(asked.next() for _ in range(41))
+    for text, answer in answers.items():
+        assert not isinstance(answer, CheckFailure)
+        assert bool(answer[0]) == ("KEY" in text)
+
+
+@pytest.mark.parametrize(("text", "failure"), [(CRASH, DIED), (HANG, DIED), (RAISE, FAILED)])
+def test_a_text_that_a_check_cannot_bear_fails_and_its_neighbours_do_not(
+    asked: Asked, text: str, failure: CheckFailure
+) -> None:
+    asked.ask(SLOW)
+    for one in ("KEY before", text, "KEY behind"):
+        asked.ask(one)
+    answers = dict(asked.next() for _ in range(4))
+    assert answers.pop(text) == failure
+    for answer in answers.values():
+        assert not isinstance(answer, CheckFailure)
+    assert asked.types("KEY") == ["secrets_type"], "another process took its place"
+
+
+def test_half_a_character_fails_and_the_process_lives(asked: Asked) -> None:
+    assert asked.types("KEY") == ["secrets_type"]
+    pid = asked.host.pid
+    asked.ask("\ud800")
+    assert asked.next() == ("\ud800", FAILED)
+    assert asked.types("KEY") == ["secrets_type"]
+    assert asked.host.pid == pid
+
+
+def test_a_process_that_is_killed_is_started_again(asked: Asked) -> None:
+    asked.types("KEY")
+    pid = asked.host.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: asked.host.pid not in (None, pid), "a new process", within_s=WAIT_S)
+    assert asked.types("KEY") == ["secrets_type"]
+
+
+def test_a_stopped_process_is_replaced_and_its_call_answered_by_the_next() -> None:
+    with hosted() as asked:
+        asked.types("KEY")
+        pid = asked.host.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        assert asked.types("KEY") == ["secrets_type"]
+        assert asked.host.pid != pid
+
+
+def test_a_check_that_cannot_be_loaded_fails_every_call() -> None:
+    with hosted(MISSING, backoff=Backoff(first_s=60, longest_s=60)) as asked:
+        if asked.ask("a") is None:
+            assert asked.next() == ("a", UNAVAILABLE)
+        began = monotonic()
+        assert asked.ask("b") == UNAVAILABLE
+        assert monotonic() - began < 5, "at once"
+
+
+def test_calls_wait_for_a_process_no_longer_than_they_may() -> None:
+    slow = Backoff(first_s=60, longest_s=60, jitter=0)
+    with hosted(limits=CheckLimits(call_ms=5_000, wait_ms=300, load_ms=20_000), backoff=slow) as asked:
+        asked.ask(CRASH)
+        assert asked.next() == (CRASH, DIED)
+        asked.ask("KEY")
+        assert asked.next() == ("KEY", LATE)
+        asked.ask("short", within_ms=1)
+        assert asked.next() == ("short", LATE)
+
+
+def test_calls_of_a_host_that_ends_fail() -> None:
+    with hosted() as asked:
+        asked.types("KEY")
+        asked.ask(SLOW)
+        asked.ask("KEY")
+        asked.host.close(WAIT_S)
+        left = dict(asked.next() for _ in range(2))
+        assert set(left) == {SLOW, "KEY"}
+        assert left["KEY"] == ENDING
+        assert asked.ask("KEY") == ENDING
+
+
+def test_the_process_gets_no_setting_and_its_streams_lead_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("POSTGRES_DSN", "postgresql://user:password@nowhere/db")
+    with hosted() as asked:
+        asked.types("KEY")
+        process = psutil.Process(asked.host.pid)
+        assert "POSTGRES_DSN" not in process.environ()
+        assert {str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)} == {"/dev/null"}
+
+
+def test_a_consumer_has_every_check_and_starts_none() -> None:
+    checks = check_processes(Settings(), lambda _: None)
+    try:
+        unknown = CheckCall("horoscope", CONTEXT, ("a",))
+        assert checks.submit(unknown, 1_000, lambda _: None) == UNAVAILABLE
+    finally:
+        checks.close(1.0)

@@ -1,0 +1,45 @@
+"""``python -m tests.kit.troubled_check DESCRIPTOR CHECK``: a check that does what a text says."""
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Collection, Sequence
+from pathlib import Path
+
+from inference_consumers.guardrails.check import CheckContext, CheckUnavailableError, Finding
+from inference_consumers.guardrails.process.child import main
+from tests.kit.scripted_checks import found
+
+CRASH, HANG, RAISE, SLOW = "CRASH", "HANG", "RAISE", "SLOW"
+SLOW_S = 0.3
+MISSING = "toxicity"
+"""A check whose package is missing."""
+
+
+class TroubledCheck:
+    """Finds what ``scripted_checks`` marks. ``PID`` finds the id of the process, as the place of a finding."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def find(self, texts: Sequence[str], context: CheckContext) -> list[list[Finding]]:
+        if any(CRASH in text for text in texts):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if any(HANG in text for text in texts):
+            time.sleep(60)
+        if any(RAISE in text for text in texts):
+            raise ValueError(f"cannot read {texts}")
+        if any(SLOW in text for text in texts):
+            time.sleep(SLOW_S)
+        return [[Finding("pid", 0, os.getpid(), 1.0)] if text == "PID" else found(self.name, text) for text in texts]
+
+
+def load(names: Collection[str], models_dir: Path) -> dict[str, TroubledCheck]:
+    if MISSING in names:
+        raise CheckUnavailableError(MISSING, "its package is\nmissing")
+    return {name: TroubledCheck(name) for name in names}
+
+
+if __name__ == "__main__":
+    sys.exit(main(load))

@@ -42,7 +42,8 @@ OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
 
 NOT_RUN: Mapping[str, str] = {
     r"make ": "a target of its own: a tier of the tests, the demo, or the stack itself (test_first_hour)",
-    r"cp \.env\.example|docker ": "needs a Docker engine; the compose file is checked in tests/contract",
+    r"sh deploy/new_env\.sh|docker ": "needs a Docker engine; the compose file is checked in tests/contract",
+    r"cp deploy/nginx/|nginx ": "needs root and the port 443; tests/integration/test_edge.py runs the configuration",
     r"export KAFKA_": "addresses and a password of somebody's cluster; the stack's are in the environment",
     r"curl .*\$GATEWAY": "the address and the key of a stack at its usual place; test_first_hour runs what it prints",
     r"\.venv/bin/python -m (tests\.fuzz|benchmarks)": "minutes; their short runs are tests",

@@ -393,18 +393,20 @@ def test_a_broker_that_allows_everybody_what_no_acl_names_is_an_error(tmp_path: 
     assert complaint.endswith("may be open to everybody; remove that setting\n")
 
 
-def test_a_broker_that_checks_no_rights_is_an_error_in_one_line(broker: str, tmp_path: Path) -> None:
+def test_a_broker_that_checks_no_rights_is_an_error_in_one_line(tmp_path: Path) -> None:
     write_models(tmp_path / "models.yaml", MODELS)
     write_tenants(tmp_path / "tenants.yaml", TENANTS)
     files = ("--tenants-file", str(tmp_path / "tenants.yaml"), "--models-file", str(tmp_path / "models.yaml"))
-    done = subprocess.run(
-        (sys.executable, "-m", "fairlane_server.cli", "access", "plan", "--bootstrap-servers", broker, *files),
-        cwd=PROJECT_ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    command = (sys.executable, "-m", "fairlane_server.cli", "access", "plan", *files)
+    with checking_kafka(tmp_path, {"authorizer.class.name": ""}) as kafka:
+        done = subprocess.run(
+            (*command, "--bootstrap-servers", kafka.bootstrap_servers),
+            cwd=PROJECT_ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
     assert done.returncode == 1
     assert done.stderr.startswith("error: the brokers have no authorizer.class.name: ")
     assert done.stderr.count("\n") == 1

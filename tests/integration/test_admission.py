@@ -334,10 +334,10 @@ def test_backfill_waits_and_is_served(deployment: Deployment, pipeline: Pipeline
     topic = names.backfill_topic(pipeline.tenant("a"))
     pipeline.write(topic, [(one.request_id.encode(), pipeline.codec.encode(one)) for one in requests])
     eventually(lambda: dispatcher.metric("fairlane_backfill_paused_tenants") >= 1, what="the pause")
+    held = dispatcher.metric("fairlane_waiting_requests", pool=pool)
     online = many(pipeline, 5)
     pipeline.publish("b", *online)
     pipeline.consumer(1, {}).wait_ready()
-    held = 0.0
 
     def all_served() -> bool:
         nonlocal held

@@ -210,7 +210,7 @@ async def leave(deps: SendingDeps, published: Published) -> None:
 
 
 def checked(reply: InferenceReply) -> InferenceReply:
-    """Return the reply. Raises GatewayError if it is not ``ok``."""
+    """Return the reply. Raises GatewayError if it is neither ``ok`` nor an answer that guardrails withheld."""
     error = error_of(reply)
     if error is not None:
         raise error

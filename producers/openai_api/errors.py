@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from math import ceil
 
-from fairlane.outcomes import Code, Outcome
+from fairlane.outcomes import Code, FinishReason, Outcome
 from fairlane.records import InferenceReply
 
 UNAVAILABLE = "unavailable"
@@ -62,6 +62,7 @@ _CODES: Mapping[str, str] = {
     Code.UNKNOWN_MODEL: MODEL_NOT_FOUND,
     Code.CONTEXT_TOO_LONG: "context_length_exceeded",
     Code.QUOTA_EXCEEDED: "rate_limit_exceeded",
+    Code.GUARDRAIL_BLOCKED: FinishReason.CONTENT_FILTER,
 }
 
 # OpenAI's name of a record field.
@@ -133,6 +134,12 @@ _REJECTED_STATUS: Mapping[str, int] = {
     Code.QUOTA_EXCEEDED: 429,
     Code.DEADLINE_UNMEETABLE: 429,
     Code.DRAINING: 503,
+    Code.GUARDRAIL_UNAVAILABLE: 503,
+}
+_FAILED_STATUS: Mapping[str, int] = {
+    Code.CONTEXT_TOO_LONG: 400,
+    Code.GUARDRAIL_BLOCKED: 400,
+    Code.GUARDRAIL_UNAVAILABLE: 503,
 }
 _DEFAULT_MESSAGE: Mapping[str, str] = {
     Outcome.REJECTED: "the request was refused",
@@ -149,8 +156,9 @@ def was_not_run(reply: InferenceReply) -> bool:
 
 
 def error_of(reply: InferenceReply) -> GatewayError | None:
-    """The HTTP error for a reply; None if its outcome is ``ok``."""
-    if reply.outcome == Outcome.OK:
+    """The HTTP error for a reply; None if its outcome is ``ok``, and for an answer that guardrails withheld: OpenAI's
+    clients expect a response with that finish reason, and no text."""
+    if reply.outcome == Outcome.OK or reply.finish_reason == FinishReason.CONTENT_FILTER:
         return None
     code = reply.code or reply.outcome
     return GatewayError(
@@ -185,4 +193,4 @@ def _status(outcome: str, code: str) -> int:
         return 504
     if outcome == Outcome.CANCELLED:
         return CLIENT_CLOSED_REQUEST
-    return 400 if code == Code.CONTEXT_TOO_LONG else 500
+    return _FAILED_STATUS.get(code, 500)

@@ -18,6 +18,8 @@ from fairlane.outcomes import FinishReason
 from fairlane.records import CacheUse, InferenceReply, PassageReference
 from producers.openai_api.errors import GatewayError
 
+FinishedBy = Literal["stop", "length", "content_filter"]
+
 
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, from_attributes=True, validate_by_name=True, validate_by_alias=True)
@@ -60,6 +62,16 @@ class UsedCost(_Part):
     currency: str
 
 
+class UsedGuardrail(_Part):
+    """A check of the request's input or output, and what it decided: ``passed``, ``logged``, ``redacted``, ``blocked``,
+    ``failed_open`` or ``failed_closed``. ``types`` names what was found, never the text."""
+
+    stage: str
+    check: str
+    verdict: str
+    types: tuple[str, ...] = ()
+
+
 class FairlaneDetails(_Part):
     """Fairlane's details of the request."""
 
@@ -72,6 +84,7 @@ class FairlaneDetails(_Part):
     history: UsedHistory | None = Field(validation_alias="history_use")
     replayed: bool
     cost: UsedCost | None = None
+    guardrails: tuple[UsedGuardrail, ...] = ()
 
 
 class TopLogprobPart(_Part):
@@ -110,7 +123,7 @@ class AssistantMessage(_Part):
 class ChatChoice(_Part):
     index: int = 0
     message: AssistantMessage
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishedBy
     logprobs: ChatLogprobs | None
 
 
@@ -138,7 +151,7 @@ class CompletionLogprobs(_Part):
 class CompletionChoice(_Part):
     index: int
     text: str
-    finish_reason: Literal["stop", "length"] | None
+    finish_reason: FinishedBy | None
     logprobs: CompletionLogprobs | None
 
 
@@ -237,7 +250,7 @@ class RequestEcho:
 
 
 def chat_completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
-    """Response body of a chat completion, from an ``ok`` reply."""
+    """Response body of a chat completion, from an ``ok`` reply or one whose answer was withheld."""
     message = AssistantMessage(content=text_of(reply))
     choice = ChatChoice(message=message, finish_reason=_finish_reason(reply), logprobs=_chat_logprobs(reply))
     return _json(
@@ -253,7 +266,7 @@ def chat_completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
 
 
 def completion(reply: InferenceReply, asked: RequestEcho) -> bytes:
-    """Response body of a completion, from an ``ok`` reply."""
+    """Response body of a completion, from an ``ok`` reply or one whose answer was withheld."""
     choice = CompletionChoice(
         index=0, text=text_of(reply), finish_reason=_finish_reason(reply), logprobs=_completion_logprobs(reply)
     )
@@ -378,7 +391,9 @@ def _choice(finish_reason: str | None = None, logprobs: BaseModel | None = None,
     return {"index": 0, **content, "finish_reason": finish_reason, "logprobs": logprobs}
 
 
-def _finish_reason(reply: InferenceReply) -> Literal["stop", "length"]:
+def _finish_reason(reply: InferenceReply) -> FinishedBy:
+    if reply.finish_reason == FinishReason.CONTENT_FILTER:
+        return "content_filter"
     return "length" if reply.finish_reason == FinishReason.LENGTH else "stop"
 
 

@@ -7,6 +7,7 @@ from typing import Any, Self
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
+from fairlane.guardrail_records import GuardrailVerdict
 from fairlane.outcomes import Outcome
 from fairlane.records import CacheUse, Cost, InferenceReply, LabelScore, Output, PassageReference, Timings, TokenUsage
 from fairlane_server.costs.daily_sums import SUMS, UsageSum
@@ -69,6 +70,9 @@ class EndedAnswer(ResponseBody):
     cost: CostAnswer | None = None
     timings: Timings
     degradations: tuple[str, ...] = Field((), description="What was taken from it so that it could be served")
+    guardrails: tuple[GuardrailVerdict, ...] = Field(
+        (), description="Checks of its input and output, in order; never the text"
+    )
     attempts: int = Field(1, description="Runs of an engine that it took part in")
     ended_at_ms: int
 

@@ -6,6 +6,8 @@ from typing import Any
 import openai
 import pytest
 
+from fairlane.client.reassembly import TextDelta
+from fairlane.guardrail_records import GuardrailVerdict
 from fairlane.records import (
     CacheUse,
     Cost,
@@ -131,6 +133,7 @@ def test_what_was_done_to_a_request_is_told(client: openai.OpenAI, submitter: Sc
                 "history_use": HistoryUse(4, "shortened", 2),
                 "finish_reason": "length",
                 "cost": Cost(153_600, "XTS"),
+                "guardrails": (GuardrailVerdict("output", "pii", "redacted", ("PERSON",)),),
             }
         )
     )
@@ -142,7 +145,30 @@ def test_what_was_done_to_a_request_is_told(client: openai.OpenAI, submitter: Sc
     assert told["cache"] == {"mode": "exact", "request_id": earlier, "answered_at_ms": 5, "similarity": 1.0}
     assert told["history"] == {"messages": 4, "reason": "shortened"}
     assert told["cost"] == {"amount": "0.0001536", "currency": "XTS"}
+    assert told["guardrails"] == [{"stage": "output", "check": "pii", "verdict": "redacted", "types": ["PERSON"]}]
     assert answer.choices[0].finish_reason == "length"
+
+
+def test_a_withheld_answer_ends_with_its_finish_reason_and_no_text(
+    client: openai.OpenAI, submitter: ScriptedSubmitter
+) -> None:
+    verdict = GuardrailVerdict("output", "toxicity", "blocked", ("toxic",))
+    outcome = {
+        "outcome": "failed",
+        "code": "guardrail_blocked",
+        "output": None,
+        "finish_reason": "content_filter",
+        "guardrails": (verdict,),
+    }
+    submitter.scripts += [Script(outcome=outcome), Script(outcome=outcome, deltas=(TextDelta("It is "),))]
+    whole = ask(client)
+    assert (whole.choices[0].finish_reason, whole.choices[0].message.content) == ("content_filter", "")
+    assert whole.model_extra["fairlane"]["guardrails"][0]["verdict"] == "blocked"
+    chunks = list(ask(client, stream=True))
+    said = [chunk.choices[0].delta.content for chunk in chunks if chunk.choices[0].delta.content]
+    assert said == ["It is "], "what was checked is out; nothing of the rest is"
+    assert chunks[-1].choices[0].finish_reason == "content_filter"
+    assert chunks[-1].model_extra["fairlane"]["guardrails"][0]["check"] == "toxicity"
 
 
 def test_log_probabilities(client: openai.OpenAI, submitter: ScriptedSubmitter) -> None:
@@ -176,6 +202,9 @@ def test_log_probabilities(client: openai.OpenAI, submitter: ScriptedSubmitter) 
         ("rejected", "quota_exceeded", openai.RateLimitError, 429, "rate_limit_exceeded"),
         ("rejected", "deadline_unmeetable", openai.RateLimitError, 429, "deadline_unmeetable"),
         ("rejected", "draining", openai.InternalServerError, 503, "draining"),
+        ("rejected", "guardrail_blocked", openai.BadRequestError, 400, "content_filter"),
+        ("rejected", "guardrail_unavailable", openai.InternalServerError, 503, "guardrail_unavailable"),
+        ("failed", "guardrail_unavailable", openai.InternalServerError, 503, "guardrail_unavailable"),
         ("expired", None, openai.InternalServerError, 504, "expired"),
         ("cancelled", None, openai.APIStatusError, 499, "cancelled"),
         ("failed", "context_too_long", openai.BadRequestError, 400, "context_length_exceeded"),

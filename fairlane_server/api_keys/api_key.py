@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import sha256
 
+DEPLOYMENT = "_deployment"
+"""Stands for a tenant where an identity belongs to the deployment. No tenant can have this name."""
+
 
 class Role(StrEnum):
-    """Permissions of an identity within its tenant: viewers and operators read; tenants and admins also send work. Only
-    the command line manages keys."""
+    """Roles of identities; ``permissions.py`` has what each may do."""
 
     ADMIN = "admin"
     OPERATOR = "operator"
@@ -24,6 +26,11 @@ class Scope(StrEnum):
     RESULTS = "results"
     FILES = "files"
     BATCHES = "batches"
+    LOADS = "loads"
+    TENANTS = "tenants"
+    DEAD_LETTERS = "dead_letters"
+    IDENTITIES = "identities"
+    AUDIT = "audit"
 
 
 SECRET_BYTES = 32

@@ -9,11 +9,11 @@ import typer
 
 from fairlane import logs
 from fairlane.clock import now_ms
-from fairlane_server.api_keys.api_key import Role, Scope
+from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
+from fairlane_server.api_keys.permissions import GRANTABLE, Permission
 from fairlane_server.cli.output import (
     AsJson,
     OneTenant,
-    Tenant,
     fail,
     printable,
     say,
@@ -33,10 +33,21 @@ _LONGEST_MS = 3_660 * 86_400_000
 
 KeyId = Annotated[str, typer.Argument(metavar="KEY_ID", help="Of the key: 16 digits and letters.", show_default=False)]
 Name = Annotated[str, typer.Option("--name", metavar="NAME", help="What it is for.", show_default=False)]
-OfRole = Annotated[Role, typer.Option("--role", help="What it may do.")]
+OfRole = Annotated[
+    Role | None, typer.Option("--role", help="What it may do; by default tenant, or with --deployment viewer.")
+]
 Scopes = Annotated[
     list[Scope] | None,
     typer.Option("--scope", help="Narrow it to this; may be given several times. By default all its role may."),
+]
+OfDeployment = Annotated[
+    bool, typer.Option("--deployment", help="It belongs to no tenant, and is for the admin API (in place of --tenant).")
+]
+Grants = Annotated[
+    list[Permission] | None,
+    typer.Option(
+        "--grant", metavar="PERMISSION", help=f"Besides those of its role, with --deployment: {', '.join(GRANTABLE)}."
+    ),
 ]
 OfUser = Annotated[
     str | None, typer.Option("--user", metavar="SUBJECT", help="The user it is for, who may then be disabled.")
@@ -55,19 +66,24 @@ keys_app = typer.Typer(help="API keys of the gateway, as POSTGRES_OWNER_DSN (els
 
 @keys_app.command("create")
 def create_command(
-    tenant: Tenant,
     name: Name,
-    role: OfRole = Role.TENANT,
+    tenant: OneTenant = None,
+    role: OfRole = None,
     scope: Scopes = None,
+    grant: Grants = None,
     user: OfUser = None,
     expires: Expires = None,
     *,
+    deployment: OfDeployment = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print it. It is shown this once: only a hash of it is kept."""
+    owner = _owner(tenant, deployment=deployment)
     expires_in_ms = _span("--expires", expires, least_ms=1)
     with opened() as store:
-        issued = store.create(tenant, name, role, scope or (), user=user, expires_in_ms=expires_in_ms)
+        issued = store.create(
+            *(owner, name, _role(owner, role), scope or ()), grants=grant or (), user=user, expires_in_ms=expires_in_ms
+        )
     _show_issued(issued, as_json=as_json)
 
 
@@ -76,7 +92,8 @@ def list_command(tenant: OneTenant = None, *, ended: Ended = False, as_json: AsJ
     """List the keys, without their secrets, which are not stored."""
     with opened() as store:
         found = store.list(tenant, ended=ended)
-    columns = ("key", "tenant", "name", "role", "scopes", "user", "state", "created (UTC)", "expires", "last used")
+    rights, times = ("role", "scopes", "grants"), ("created (UTC)", "expires", "last used")
+    columns = ("key", "tenant", "name", *rights, "user", "state", *times)
     show_list("keys", found, columns, _row, to_json=asdict, empty="there are no keys", as_json=as_json)
 
 
@@ -114,6 +131,19 @@ def opened() -> "Iterator[ApiKeys]":
         yield store
 
 
+def _owner(tenant: str | None, *, deployment: bool) -> str:
+    """The tenant, or the deployment. Ends the command unless exactly one is given."""
+    if deployment is (tenant is not None):
+        fail("say whose it is: --tenant TENANT, or --deployment")
+    return DEPLOYMENT if tenant is None else tenant
+
+
+def _role(owner: str, role: Role | None) -> Role:
+    if role is not None:
+        return role
+    return Role.VIEWER if owner == DEPLOYMENT else Role.TENANT
+
+
 def _show_issued(issued: "IssuedKey", *, as_json: bool) -> None:
     if as_json:
         show_json({"key": asdict(issued.key), "api_key": issued.text})
@@ -138,6 +168,7 @@ def _row(key: "ApiKey") -> tuple[str, ...]:
         key.name,
         key.role,
         ", ".join(key.scopes) or "all",
+        ", ".join(key.grants) or "-",
         key.user or "-",
         _state(key),
         *(utc(at_ms)[:16] for at_ms in (key.created_at_ms, key.expires_at_ms, key.last_used_at_ms)),
@@ -153,7 +184,12 @@ def _state(key: "ApiKey") -> str:
 Subject = Annotated[
     str, typer.Argument(metavar="SUBJECT", help="`sub` of the tokens of this user.", show_default=False)
 ]
-UserRole = Annotated[Role, typer.Option("--role", help="What the user may do, whatever the tokens say.")]
+UserRole = Annotated[
+    Role | None,
+    typer.Option(
+        "--role", help="What the user may do, whatever the tokens say; by default tenant, or with --deployment viewer."
+    ),
+]
 Disabled = Annotated[bool, typer.Option("--disabled", help="Refuse the user's tokens and keys.")]
 
 users_app = typer.Typer(help="Users of the gateway, as POSTGRES_OWNER_DSN (else POSTGRES_DSN).", no_args_is_help=True)
@@ -162,15 +198,18 @@ users_app = typer.Typer(help="Users of the gateway, as POSTGRES_OWNER_DSN (else 
 @users_app.command("set")
 def set_user(
     subject: Subject,
-    tenant: Tenant,
-    role: UserRole = Role.TENANT,
+    tenant: OneTenant = None,
+    role: UserRole = None,
+    grant: Grants = None,
     *,
+    deployment: OfDeployment = False,
     disabled: Disabled = False,
     as_json: AsJson = False,
 ) -> None:
     """Set a user's role and status. Users without an entry have the permissions of their tokens."""
+    owner = _owner(tenant, deployment=deployment)
     with opened() as store:
-        user = store.set_user(tenant, subject, role, disabled=disabled)
+        user = store.set_user(owner, subject, _role(owner, role), disabled=disabled, grants=grant or ())
     state = "disabled" if user.disabled else user.role
     text = f"user {printable(user.subject)} of tenant {user.tenant}: {state}"
     show({"user": asdict(user)}, text, as_json=as_json)
@@ -184,8 +223,11 @@ def list_users(tenant: OneTenant = None, *, as_json: AsJson = False) -> None:
     show_list(
         "users",
         found,
-        ("tenant", "user", "role", "disabled"),
-        lambda user: (user.tenant, user.subject, user.role, "yes" if user.disabled else "no"),
+        ("tenant", "user", "role", "grants", "disabled"),
+        lambda user: (
+            *(user.tenant, user.subject, user.role, ", ".join(user.grants) or "-"),
+            "yes" if user.disabled else "no",
+        ),
         to_json=asdict,
         empty="there are no users",
         as_json=as_json,

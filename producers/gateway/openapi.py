@@ -13,7 +13,7 @@ from fairlane.outcomes import Code, Outcome
 from fairlane.records import Cost, InferenceReply, LabelScore, Output, Timings, TokenUsage
 from fairlane_server.postgres.request_timeline import RecordedReply, TimelineEvent
 from producers.gateway.idempotency import HEADER, IN_FLIGHT, MOST_KEY_CHARS, OTHER_BODY
-from producers.gateway.identity.identity import INVALID_KEY
+from producers.gateway.identity.identity import INVALID_KEY, permissions_of
 from producers.gateway.limits.rate_limits import RATE_LIMITED
 from producers.gateway.native.deps import UNKNOWN_REQUEST
 from producers.gateway.native.response_bodies import (
@@ -138,7 +138,8 @@ def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:
 
 
 def install(app: FastAPI) -> None:
-    """Restore nulls in examples of answers: FastAPI drops them, and with them fields that the schema requires."""
+    """Name the permission of each route, and restore nulls in examples of answers: FastAPI drops them, and with them
+    fields that the schema requires."""
     make = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -148,8 +149,12 @@ def install(app: FastAPI) -> None:
         for context in iter_route_contexts(app.routes):
             route = context.original_route
             if isinstance(route, APIRoute) and route.include_in_schema and context.path is not None:
+                needed = sorted(permissions_of(route.dependant))
                 for method in route.methods or ():
-                    answers = document["paths"][context.path][method.lower()]["responses"]
+                    operation = document["paths"][context.path][method.lower()]
+                    if needed:
+                        operation["x-permission"] = ", ".join(needed)
+                    answers = operation["responses"]
                     for status, documented in route.responses.items():
                         for media_type, content in documented.get("content", {}).items():
                             if "example" in content:

@@ -279,10 +279,10 @@ def test_the_sql_of_operations_runs_as_it_stands(
 ) -> None:
     text = replace_id(statements, session.request_id)
     operator_dsn = endpoints[0].postgres_dsn(PostgresRole.OPERATOR)
-    dsn = endpoints[0].postgres_owner_dsn if "identity_events" in text else operator_dsn
+    dsn = endpoints[0].postgres_owner_dsn if "admin_events" in text else operator_dsn
     with psycopg.connect(dsn, autocommit=True) as connection:
         rows = [connection.execute(one).rowcount for one in text.split(";") if one.strip()]
-    assert sum(rows) > 0 or "identity_events" in text
+    assert sum(rows) > 0 or "admin_events" in text
 
 
 def replace_id(statements: str, request_id: str) -> str:

@@ -123,7 +123,7 @@ def migrated(postgres: PostgresServer) -> Iterator[PostgresServer]:
 def tables(migrated: PostgresServer) -> PostgresServer:
     """The same, with nothing in them."""
     with connect(migrated.owner_dsn, "test") as connection:
-        connection.execute("TRUNCATE api_keys, users, identity_events")
+        connection.execute("TRUNCATE api_keys, users, admin_events")
     return migrated
 
 
@@ -201,8 +201,8 @@ def test_a_user_is_one_of_one_tenant(keeper: Keeper) -> None:
     assert standing(keeper, "acme", "u-17") == UserSettings(Role.VIEWER, is_disabled=True)
     assert standing(keeper, "globex", "u-17") == UserSettings()
     assert standing(keeper, "acme", "u-1") == UserSettings()
-    keeper.set_user("acme", "u-17", Role.ADMIN)
-    assert standing(keeper, "acme", "u-17") == UserSettings(Role.ADMIN)
+    keeper.set_user("acme", "u-17", Role.TENANT)
+    assert standing(keeper, "acme", "u-17") == UserSettings(Role.TENANT)
 
 
 # --- Postgres
@@ -230,9 +230,9 @@ FORBIDDEN = (
     "UPDATE api_keys SET revoked_at = NULL",
     "DELETE FROM api_keys",
     "INSERT INTO users VALUES ('acme', 'me', 'admin')",
-    "SELECT count(*) FROM identity_events",
-    "DELETE FROM identity_events",
-    "INSERT INTO identity_events (tenant, event, operator, details) VALUES ('acme', 'user_set', 'me', '{}')",
+    "SELECT count(*) FROM admin_events",
+    "DELETE FROM admin_events",
+    "INSERT INTO admin_events (tenant, event, author, details) VALUES ('acme', 'user_set', 'me', '{}')",
     "INSERT INTO api_keys VALUES ('0123456789abcdef', 'acme', 'mine', 'admin', '{}', sha256('x'))",
     "ALTER FUNCTION find_api_key(text, bytea) RESET ALL",
     "CREATE OR REPLACE FUNCTION find_user(text, text) RETURNS text LANGUAGE sql AS 'SELECT 1'",
@@ -366,7 +366,7 @@ def test_what_is_done_to_keys_and_users_is_recorded_with_who_did_it(kept: InPost
     other = kept.create("globex")
     with pytest.raises(ApiKeysError):
         kept.keys.create("acme", "n", user="nobody")
-    found = rows(tables, "SELECT event, tenant, key_id, subject FROM identity_events ORDER BY event_id")
+    found = rows(tables, "SELECT event, tenant, key_id, subject FROM admin_events ORDER BY event_id")
     assert found == [
         ("user_set", "acme", None, "u-17"),
         ("api_key_created", "acme", old.key.key_id, "u-17"),
@@ -374,13 +374,13 @@ def test_what_is_done_to_keys_and_users_is_recorded_with_who_did_it(kept: InPost
         ("api_key_revoked", "acme", new.key.key_id, "u-17"),
         ("api_key_created", "globex", other.key_id, None),
     ]
-    ((details,),) = rows(tables, "SELECT details FROM identity_events WHERE event = 'api_key_rotated'")
+    ((details,),) = rows(tables, "SELECT details FROM admin_events WHERE event = 'api_key_rotated'")
     assert (details["key_name"], details["role"], details["scopes"]) == ("nightly", "viewer", ["results"])
     assert (details["rotated_from"], details["overlap_ms"]) == (old.key.key_id, 60_000)
-    ((role, operator),) = rows(tables, "SELECT DISTINCT database_role, operator FROM identity_events")
+    ((role, author),) = rows(tables, "SELECT DISTINCT database_role, author FROM admin_events")
     assert role == conninfo_to_dict(tables.owner_dsn)["user"]
-    assert all(operator.partition("@"))
-    whole = str(rows(tables, "SELECT identity_events::text FROM identity_events"))
+    assert all(author.partition("@"))
+    whole = str(rows(tables, "SELECT admin_events::text FROM admin_events"))
     for made in (old.text, new.text, other.text):
         shown = parse_key(made)
         assert shown is not None
@@ -392,19 +392,19 @@ def test_nothing_is_done_that_cannot_be_recorded(kept: InPostgres, tables: Postg
     made = kept.create("acme")
     kept.set_user("acme", "u-17", Role.VIEWER)
     with connect(tables.owner_dsn, "test") as owner:
-        owner.execute("ALTER TABLE identity_events RENAME TO elsewhere")
+        owner.execute("ALTER TABLE admin_events RENAME TO elsewhere")
     try:
         for change in (
             lambda: kept.create("acme"),
             lambda: kept.revoke(made.key_id),
             lambda: kept.keys.rotate(made.key_id, overlap_ms=0),
-            lambda: kept.set_user("acme", "u-17", Role.ADMIN),
+            lambda: kept.set_user("acme", "u-17", Role.TENANT),
         ):
             with pytest.raises(ApiKeysError):
                 change()
     finally:
         with connect(tables.owner_dsn, "test") as owner:
-            owner.execute("ALTER TABLE elsewhere RENAME TO identity_events")
+            owner.execute("ALTER TABLE elsewhere RENAME TO admin_events")
     assert rows(tables, "SELECT key_id, revoked_at FROM api_keys") == [(made.key_id, None)]
     assert rows(tables, "SELECT role FROM users") == [("viewer",)]
 

@@ -22,7 +22,7 @@ TENANT_TABLES = (
     *("results", "usage", "audit_logs", "tenants"),
     *("collections", "documents", "passages", "conversation_turns"),
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
-    *("identity_events", "usage_daily", "usage_daily_callers"),
+    *("admin_events", "usage_daily", "usage_daily_callers"),
 )
 REVISIONS = (
     "0001",
@@ -44,6 +44,7 @@ REVISIONS = (
     "0017",
     "0018",
     "0019",
+    "0020",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -6,6 +6,7 @@ from typing import Any
 
 from fairlane.clock import ClockMs
 from fairlane_server.api_keys.api_key import PresentedKey, Role, Scope, parse_key
+from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.postgres.pool import DeadlinePool, rows_for
 from fairlane_server.store_error import StoreError
@@ -14,10 +15,10 @@ from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
 from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 _FIND_KEY = """
-SELECT tenant, role, scopes, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled
+SELECT tenant, role, scopes, grants, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled
 FROM find_api_key(%s, %s)
 """
-_FIND_USER = "SELECT role, is_disabled FROM find_user(%s, %s)"
+_FIND_USER = "SELECT role, is_disabled, grants FROM find_user(%s, %s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class StoredKey:
     expires_at_ms: int | None = None
     is_revoked: bool = False
     is_user_disabled: bool = False
+    grants: frozenset[Permission] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class UserSettings:
 
     role: Role | None = None
     is_disabled: bool = False
+    grants: frozenset[Permission] = frozenset()
 
 
 class IdentityStore:
@@ -58,13 +61,16 @@ class IdentityStore:
         row = await self._row(_FIND_KEY, (key_id, shown_sha256), timeout_s)
         if row is None:
             return None
-        tenant, role, scopes, secret_sha256, *rest = row
-        return StoredKey(key_id, tenant, Role(role), frozenset(map(Scope, scopes)), bytes(secret_sha256), *rest)
+        tenant, role, scopes, grants, secret_sha256, *rest = row
+        granted = frozenset(map(Permission, grants))
+        return StoredKey(
+            key_id, tenant, Role(role), frozenset(map(Scope, scopes)), bytes(secret_sha256), *rest, grants=granted
+        )
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         """The stored settings of this user."""
         row = await self._row(_FIND_USER, (tenant, subject), timeout_s)
-        return UserSettings() if row is None else UserSettings(Role(row[0]), row[1])
+        return UserSettings() if row is None else UserSettings(Role(row[0]), row[1], frozenset(map(Permission, row[2])))
 
     async def _row(self, statement: str, parameters: tuple[str | bytes, ...], timeout_s: float) -> Any:
         try:
@@ -132,7 +138,7 @@ class KeyVerifier:
             raise RefusedError(AuthRefusal.KEY_EXPIRED, key.key_id)
         if key.is_user_disabled:
             raise RefusedError(AuthRefusal.USER_DISABLED, key.key_id)
-        return Identity(key.tenant, key.key_id, key.role, key.scopes, key.user)
+        return Identity(key.tenant, key.key_id, key.role, key.scopes, key.user, key.grants)
 
     async def close(self) -> None:
         await self._lookups.close()

@@ -1,4 +1,4 @@
-"""The authenticated caller, the scope and role that a call needs, and reasons to refuse a caller.
+"""The authenticated caller, the permission that a call needs, and reasons to refuse a caller.
 
 The errors do not reveal which keys exist.
 """
@@ -9,13 +9,15 @@ from enum import StrEnum
 from typing import Annotated
 
 from fastapi import Depends
+from fastapi.dependencies.models import Dependant
 
 from fairlane import metrics
 from fairlane.logs import get_logger
-from fairlane_server.api_keys.api_key import Role, Scope
+from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
+from fairlane_server.api_keys.permissions import Permission, role_permissions, scope_permissions
 from producers.openai_api.errors import GatewayError
 
-__all__ = ["Identity", "Role", "Scope"]
+__all__ = ["Identity", "Permission", "Role", "Scope"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,11 +25,12 @@ class Identity:
     """One authenticated caller.
 
     Attributes:
-        tenant: owner of the topics, documents and results that it can access.
+        tenant: owner of the topics, documents and results that it can access; DEPLOYMENT if it belongs to no tenant.
         subject: its name in logs and audits: the id of a key, or the subject of a token. Never a secret.
         role: the strongest of its roles.
         scopes: scopes of a key; empty means all.
         user: the subject of a token, or the user that a key was made for, if any.
+        grants: permissions besides those of its role.
     """
 
     tenant: str
@@ -35,6 +38,20 @@ class Identity:
     role: Role
     scopes: frozenset[Scope] = frozenset()
     user: str | None = None
+    grants: frozenset[Permission] = frozenset()
+
+    @property
+    def is_of_deployment(self) -> bool:
+        return self.tenant == DEPLOYMENT
+
+    def may(self, permission: Permission) -> bool:
+        """Whether its role, or a grant, has the permission, and no scope takes it away."""
+        return permission in self.role_permissions and permission in scope_permissions(self.scopes)
+
+    @property
+    def role_permissions(self) -> frozenset[Permission]:
+        """Those of its role and its grants, whatever its scopes are."""
+        return role_permissions(self.tenant, self.role, self.grants)
 
     @property
     def requested_by(self) -> str:
@@ -49,28 +66,46 @@ Authenticate = Callable[..., Awaitable[Identity]]
 """A FastAPI dependency that returns the identity of a call."""
 
 
-def permit(identity: Identity, scope: Scope, *, writes: bool = False) -> Identity:
-    """The same identity, if it has the scope and, with ``writes``, may write. Raises GatewayError: 403."""
-    why = None
-    if identity.scopes and scope not in identity.scopes:
-        why = AuthRefusal.NO_SCOPE
-    elif writes and identity.role not in (Role.ADMIN, Role.TENANT):
-        why = AuthRefusal.READ_ONLY
-    if why is None:
+_PERMISSION = "fairlane_permission"
+
+
+def permit(identity: Identity, permission: Permission) -> Identity:
+    """The same identity, if it has the permission. Raises GatewayError: 403."""
+    if identity.may(permission):
         return identity
+    why = AuthRefusal.NO_SCOPE if permission in identity.role_permissions else AuthRefusal.NO_PERMISSION
     metrics.AUTHENTICATIONS_REFUSED.labels(reason=why).inc()
     # Bounded by the caller's rate limit.
-    log.warning("permission_refused", reason=why, scope=scope, who=identity.subject, tenant=identity.tenant)
-    raise answer(why)
+    who = {"who": identity.subject, "tenant": identity.tenant, "role": identity.role}
+    log.warning("permission_refused", reason=why, permission=permission, **who)
+    raise answer(why, permission)
 
 
-def require(authenticate: Authenticate, scope: Scope, *, writes: bool = False) -> Authenticate:
+def require(authenticate: Authenticate, permission: Permission) -> Authenticate:
     """A dependency that authenticates a call and applies ``permit``. Raises GatewayError as both do."""
 
     async def permitted(identity: Annotated[Identity, Depends(authenticate)]) -> Identity:
-        return permit(identity, scope, writes=writes)
+        return permit(identity, permission)
 
+    permitted.__dict__[_PERMISSION] = permission
     return permitted
+
+
+def declared(permission: Permission) -> Callable[[], Awaitable[None]]:
+    """A dependency without effect, for a route that calls ``permit`` itself."""
+
+    async def declares() -> None:
+        return None
+
+    declares.__dict__[_PERMISSION] = permission
+    return declares
+
+
+def permissions_of(dependant: Dependant) -> frozenset[Permission]:
+    """The permissions that a route's dependencies require or declare."""
+    own = getattr(dependant.call, "__dict__", {}).get(_PERMISSION)
+    inner = (permissions_of(one) for one in dependant.dependencies)
+    return frozenset({own} if isinstance(own, Permission) else ()).union(*inner)
 
 
 INVALID_KEY = "invalid_api_key"
@@ -92,7 +127,7 @@ class AuthRefusal(StrEnum):
     NO_TENANT = "no_tenant"
     NO_ROLE = "no_role"
     NO_SCOPE = "no_scope"
-    READ_ONLY = "read_only"
+    NO_PERMISSION = "no_permission"
     UNAVAILABLE = "unavailable"
     TOO_MANY_FAILURES = "too_many_failures"
 
@@ -115,7 +150,7 @@ _ANSWERS = {
     AuthRefusal.NO_TENANT: (403, "forbidden", "This token names no tenant (claim `tenant`)."),
     AuthRefusal.NO_ROLE: (403, "forbidden", "This token names no role that is known here (claim `role` or `roles`)."),
     AuthRefusal.NO_SCOPE: (403, "insufficient_scope", "This API key has not the scope that this needs."),
-    AuthRefusal.READ_ONLY: (403, "forbidden", "This identity may read only."),
+    AuthRefusal.NO_PERMISSION: (403, "forbidden", "The role of this identity does not permit this."),
     AuthRefusal.TOO_MANY_FAILURES: (
         429,
         "too_many_failed_keys",
@@ -125,7 +160,9 @@ _ANSWERS = {
 }
 
 
-def answer(why: AuthRefusal) -> GatewayError:
-    """The error for the caller."""
+def answer(why: AuthRefusal, permission: Permission | None = None) -> GatewayError:
+    """The error for the caller. ``permission``: the one that is missing."""
     status, code, text = _ANSWERS.get(why, _INVALID)
+    if permission is not None:
+        text += f" The permission is `{permission}`."
     return GatewayError(status, code, text, retry_after_ms=_RETRY_AFTER_MS if status in (429, 503) else None)

@@ -7,7 +7,7 @@ import jwt
 
 from fairlane.clock import ClockMs
 from fairlane.names import is_name
-from fairlane_server.api_keys.api_key import Role
+from fairlane_server.api_keys.api_key import DEPLOYMENT, Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.store_error import StoreError
 from producers.gateway.identity.api_keys import IdentityStore, UserSettings
@@ -64,8 +64,11 @@ class TokenVerifier:
         if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
             raise RefusedError(AuthRefusal.WRONG_TOKEN)
         tenant, claimed = claims.get("tenant"), _strongest(claims)
-        if not isinstance(tenant, str) or not is_name(tenant):
+        if not isinstance(tenant, str) or not (is_name(tenant) or tenant == DEPLOYMENT):
             raise RefusedError(AuthRefusal.NO_TENANT, subject)
+        if tenant == DEPLOYMENT:
+            # A claim alone makes nobody an operator: `fairlane users` must know the user.
+            claimed = None
         try:
             user = await self._users.find(
                 (tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S), tenant
@@ -77,7 +80,7 @@ class TokenVerifier:
         role = claimed if user is None or user.role is None else user.role
         if role is None:
             raise RefusedError(AuthRefusal.NO_ROLE, subject)
-        return Identity(tenant, subject, role, user=subject)
+        return Identity(tenant, subject, role, user=subject, grants=frozenset() if user is None else user.grants)
 
     async def close(self) -> None:
         """Cancel lookups and fetches in flight."""

@@ -5,8 +5,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 
 from fairlane.names import is_request_id
-from fairlane_server.api_keys.api_key import Scope
-from producers.gateway.identity.identity import Authenticate, Identity, permit
+from producers.gateway.identity.identity import Authenticate
 from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.results.results import Results
@@ -114,16 +113,6 @@ class NativeDeps(SendingDeps):
 def unknown_request() -> GatewayError:
     """404: no such request, or another tenant's; the error does not say which."""
     return GatewayError(404, UNKNOWN_REQUEST, "there is no request with this id")
-
-
-def require_send(identity: Identity) -> str:
-    """The tenant of a caller that may send and cancel requests. Raises GatewayError: 403."""
-    return permit(identity, Scope.INFERENCE, writes=True).tenant
-
-
-def require_read(identity: Identity) -> str:
-    """The tenant of a caller that may read requests and results. Raises GatewayError: 403."""
-    return permit(identity, Scope.RESULTS).tenant
 
 
 def checked_id(request_id: str) -> str:

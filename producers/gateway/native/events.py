@@ -20,8 +20,8 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane_server.postgres.request_timeline import RecordedReply
 from producers.gateway.edge.error_responses import error_response
-from producers.gateway.identity.identity import Identity
-from producers.gateway.native.deps import EventPolicy, NativeDeps, checked_id, require_read, unknown_request
+from producers.gateway.identity.identity import Identity, Permission, declared, permit, require
+from producers.gateway.native.deps import EventPolicy, NativeDeps, checked_id, unknown_request
 from producers.gateway.native.response_bodies import result_answer, status_answer
 from producers.gateway.openai.streams import SILENCE, Deltas, EventStream
 from producers.gateway.openapi import READING, RequestId
@@ -262,7 +262,7 @@ _EVENT_SCHEMA = {
 
 def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
     """GET /v1/requests/{id}/events, and the WebSocket of the same path."""
-    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+    Caller = Annotated[Identity, Depends(require(deps.authenticate, Permission.REQUESTS_READ))]  # noqa: N806 - a type
 
     async def events(request: Request, request_id: RequestId, caller: Caller) -> Response:
         """`status` first and on every change, `delta` with text as it is generated, `result` at the end."""
@@ -272,7 +272,7 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
     async def socket(websocket: WebSocket, request_id: str) -> None:
         """The same events as `{"event": …, "data": …}`, one per message."""
         try:
-            caller = await deps.authenticate(websocket)
+            caller = permit(await deps.authenticate(websocket), Permission.REQUESTS_READ)
             status = await _known(deps, caller, request_id)
         except GatewayError as error:
             # Denied before the accept: without an identity there is no connection.
@@ -301,13 +301,19 @@ def add_event_routes(router: APIRouter, deps: NativeDeps) -> None:
             **READING,
         },
     )
-    router.add_api_websocket_route("/v1/requests/{request_id}/events", socket, name="follow_request_socket")
+    router.add_api_websocket_route(
+        "/v1/requests/{request_id}/events",
+        socket,
+        name="follow_request_socket",
+        # It denies the connection with an answer of the API's shape, so it checks the permission itself.
+        dependencies=[Depends(declared(Permission.REQUESTS_READ))],
+    )
 
 
 async def _known(deps: NativeDeps, caller: Identity, request_id: str) -> RequestStatus:
     """The status of the request. Raises GatewayError if the caller may not follow it, no stream slot is left, or the
     gateway drains."""
-    tenant, wanted = require_read(caller), checked_id(request_id)
+    tenant, wanted = caller.tenant, checked_id(request_id)
     if deps.ending.is_set():
         raise draining()
     deps.slots.check(tenant)
@@ -324,7 +330,7 @@ async def _permitted_events(
 
     async def check() -> None:
         identity = await (deps.identify or deps.authenticate)(connection)
-        if require_read(identity) != tenant:
+        if permit(identity, Permission.REQUESTS_READ).tenant != tenant:
             raise GatewayError(403, Code.FORBIDDEN, "the caller belongs to another tenant by now")
 
     with deps.slots.taken(tenant):

@@ -15,9 +15,9 @@ from fairlane_server.postgres.request_timeline import RecordedReply
 from fairlane_server.text import NUL
 from producers.gateway import openapi
 from producers.gateway.edge.error_responses import error_response
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.identity import Identity, Permission, permit, require
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
-from producers.gateway.native.deps import NativeDeps, checked_id, require_read, require_send, unknown_request
+from producers.gateway.native.deps import NativeDeps, checked_id, unknown_request
 from producers.gateway.native.events import add_event_routes
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.native.response_bodies import (
@@ -80,7 +80,7 @@ def router(deps: NativeDeps) -> APIRouter:
 
 def _add_sending(router: APIRouter, deps: NativeDeps) -> None:
     """POST /v1/requests with its alias, /v1/rank and /v1/classify."""
-    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+    Caller = Annotated[Identity, Depends(require(deps.authenticate, Permission.REQUESTS_SEND))]  # noqa: N806 - a type
     created = {
         **openapi.answered(openapi.RESULT, "With `wait`: the answer came in time"),
         **openapi.answered(openapi.ACCEPTED, "Accepted: it gets exactly one final reply", 202),
@@ -131,7 +131,8 @@ class ShortPath:
             return
         scope["route"], request = route, Request(scope, receive, send)
         try:
-            response = await _created(self._deps, request, await self._deps.authenticate(request), wait_s=0.0)
+            caller = permit(await self._deps.authenticate(request), Permission.REQUESTS_SEND)
+            response = await _created(self._deps, request, caller, wait_s=0.0)
         except GatewayError as error:
             response = error_response(scope["path"], error)
         await response(scope, receive, send)
@@ -142,13 +143,13 @@ async def _waited(
 ) -> tuple[InferenceReply, int | None]:
     """The ``ok`` reply, and how many of its items to answer with."""
     published, top_n = await publish(
-        deps, request, require_send(caller), route, model, model.to_request, lambda body: body.top_n
+        deps, request, caller.tenant, route, model, model.to_request, lambda body: body.top_n
     )
     return await reply_in_time(deps, published, request.receive), top_n
 
 
 async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s: float) -> Response:
-    tenant = require_send(caller)
+    tenant = caller.tenant
     published, is_streamed = await publish(
         deps, request, tenant, _REQUESTS, NewRequest, NewRequest.to_request, lambda body: body.parameters.stream
     )
@@ -170,7 +171,8 @@ async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s:
 
 def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
     """GET and DELETE /v1/requests/{id}, GET /v1/results/{id} with its alias."""
-    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+    Caller = Annotated[Identity, Depends(require(deps.authenticate, Permission.REQUESTS_READ))]  # noqa: N806 - a type
+    Canceller = Annotated[Identity, Depends(require(deps.authenticate, Permission.REQUESTS_SEND))]  # noqa: N806 - a type
     result = {
         **openapi.answered(openapi.RESULT, "The final reply, whatever its outcome"),
         **openapi.answered(openapi.ACCEPTED, "No final reply so far", 202),
@@ -186,7 +188,7 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
     @router.get("/v1/requests/{request_id}", responses=status, tags=["requests"])
     async def get_request(request_id: RequestId, caller: Caller) -> Response:
         """The status of a request, when it passed each stage, and every decision about it with its reasons."""
-        found = await deps.results.status(require_read(caller), checked_id(request_id))
+        found = await deps.results.status(caller.tenant, checked_id(request_id))
         if found is None:
             raise unknown_request()
         return answered(status_answer(found))
@@ -195,7 +197,7 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
     @router.get("/v1/results/{request_id}", responses=result, tags=["requests"])
     async def get_result(request_id: RequestId, caller: Caller) -> Response:
         """The final reply to a request, by default for 24 hours from its end; 202 while there is none yet."""
-        tenant = require_read(caller)
+        tenant = caller.tenant
         found = await deps.results.find(tenant, checked_id(request_id))
         if found is not None:
             if deps.clock_ms() - found.replied_at_ms > deps.results.kept_ms:
@@ -209,9 +211,9 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
         return not_yet(request_id, known.status)
 
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=cancelled, tags=["requests"])
-    async def cancel_request(request_id: RequestId, caller: Caller) -> Response:
+    async def cancel_request(request_id: RequestId, caller: Canceller) -> Response:
         """Cancel a request. Its final reply still comes: `cancelled`, unless it ended sooner."""
-        tenant = require_send(caller)
+        tenant = caller.tenant
         try:
             known = await deps.results.status(tenant, checked_id(request_id))
         except GatewayError as error:
@@ -271,7 +273,7 @@ Until = Annotated[AwareDatetime | None, Query(description="Those that ended befo
 
 def _add_history(router: APIRouter, deps: NativeDeps) -> None:
     """GET /v1/requests."""
-    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+    Caller = Annotated[Identity, Depends(require(deps.authenticate, Permission.REQUESTS_READ))]  # noqa: N806 - a type
 
     @router.get("/v1/requests", responses=openapi.answered(openapi.HISTORY, "A page") | READING, tags=["requests"])
     async def list_requests(
@@ -284,7 +286,7 @@ def _add_history(router: APIRouter, deps: NativeDeps) -> None:
         cursor: Cursor = None,
     ) -> Response:
         """Ended requests, newest first; requests that end meanwhile do not shift the pages."""
-        tenant = require_read(caller)
+        tenant = caller.tenant
         if model is not None and NUL in model:
             raise GatewayError(400, Code.INVALID, "holds a NUL character", field="model")
         since_ms, until_ms = (None if at is None else round(at.timestamp() * 1_000) for at in (since, until))

@@ -12,9 +12,9 @@ from fairlane.outcomes import Code, Priority
 from fairlane_server.costs.daily_sums import Group, SumQuery, UsageSum
 from fairlane_server.text import NUL
 from producers.gateway import openapi
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
-from producers.gateway.native.deps import NativeDeps, require_read
+from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.response_bodies import UsageAnswer, UsagePage, answered
 from producers.gateway.openapi import READING
 from producers.openai_api.errors import GatewayError
@@ -57,7 +57,7 @@ Cursor = Annotated[
 
 def add_usage_route(router: APIRouter, deps: NativeDeps) -> None:
     """GET /v1/usage."""
-    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+    Caller = Annotated[Identity, Depends(require(deps.authenticate, Permission.USAGE_READ))]  # noqa: N806 - a type
 
     @router.get("/v1/usage", responses=openapi.answered(openapi.USAGE, "A page") | READING, tags=["usage"])
     async def get_usage(
@@ -74,7 +74,7 @@ def add_usage_route(router: APIRouter, deps: NativeDeps) -> None:
         cursor: Cursor = None,
     ) -> Response:
         """What was used and what it cost, by whole days in UTC, in the order of the groups; one sum per currency."""
-        tenant = require_read(caller)
+        tenant = caller.tenant
         only = {
             Group.MODEL: model,
             Group.VERSION: model_version,

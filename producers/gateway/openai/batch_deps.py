@@ -20,7 +20,7 @@ from fairlane.outcomes import Code
 from producers.backfill.batches import BatchStore
 from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import Blob, blob_of, file_url
-from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
+from producers.gateway.identity.identity import Authenticate, Identity, Permission, require
 from producers.gateway.openapi import ErrorDocs
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import GatewayError
@@ -94,12 +94,12 @@ class BatchDeps:
     transfer_s: float = 3_600.0
     spool_dir: Path | None = None
 
-    def caller(self, scope: Scope, *, writes: bool = False) -> Any:
+    def caller(self, permission: Permission) -> Any:
         """FastAPI dependency: the permitted caller's tenant, which holds a slot of short calls while the route runs. A
         route that is no coroutine runs in a thread. Raises GatewayError: 401, 403, 429, 503."""
 
         async def called(
-            identity: Annotated[Identity, Depends(require(self.authenticate, scope, writes=writes))],
+            identity: Annotated[Identity, Depends(require(self.authenticate, permission))],
         ) -> AsyncIterator[str]:
             with self.calls.taken(identity.tenant):
                 yield identity.tenant

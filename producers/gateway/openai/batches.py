@@ -11,13 +11,12 @@ from pydantic import BaseModel, Field
 from starlette.requests import Request
 
 from fairlane.outcomes import Code
-from fairlane_server.api_keys.api_key import Scope
 from fairlane_server.text import without_nul
 from producers.backfill.batches import INPUT_PURPOSE, StoredBatch, new_file_id
 from producers.backfill.job import DEFAULT_WINDOW_MS, Job, JobSpec, Status, Wanted
 from producers.backfill.job_store import JobStore, new_job_id
 from producers.gateway.idempotency import HEADER, checked_key, other_body
-from producers.gateway.identity.identity import Identity, require
+from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.openai import files
 from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry
 from producers.gateway.openai.files import found_file
@@ -122,9 +121,9 @@ def router(deps: BatchDeps) -> APIRouter:
     api = APIRouter(prefix="/v1", tags=["OpenAI"])
     api.include_router(files.routes(deps))
     read = errors((*READ_STATUSES, 400), _ERRORS)
-    Reader = Annotated[str, deps.caller(Scope.BATCHES)]  # noqa: N806 - a type
-    Writer = Annotated[str, deps.caller(Scope.BATCHES, writes=True)]  # noqa: N806 - a type
-    creator = require(deps.authenticate, Scope.BATCHES, writes=True)
+    Reader = Annotated[str, deps.caller(Permission.BATCHES_READ)]  # noqa: N806 - a type
+    Writer = Annotated[str, deps.caller(Permission.BATCHES_WRITE)]  # noqa: N806 - a type
+    creator = require(deps.authenticate, Permission.BATCHES_WRITE)
 
     @api.post(
         "/batches",

@@ -21,14 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
-from fairlane_server.api_keys.api_key import Scope as KeyScope
 from fairlane_server.text import clean_text, without_nul
 from producers.backfill.batches import INPUT_PURPOSE, OUTPUT_PURPOSE, QuotaReachedError, StoredFile, new_file_id
 from producers.backfill.errors import JobFailedError, NoSuchInputError, UnavailableError
 from producers.backfill.files import BLOCK_BYTES, Blob, blocks_of
 from producers.backfill.job import Fingerprint
 from producers.gateway.edge.body_limit import declared_bytes
-from producers.gateway.identity.identity import Identity, require
+from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry, unavailable
 from producers.gateway.openapi import CREATED_S, READ_STATUSES, ErrorDocs, Responses, answered, errors
 from producers.gateway.pipeline.call_context import current
@@ -147,9 +146,9 @@ _ERRORS: ErrorDocs = {
 def routes(deps: BatchDeps) -> APIRouter:
     api = APIRouter()
     read = errors((*READ_STATUSES, 400), _ERRORS)
-    Reader = Annotated[str, deps.caller(KeyScope.FILES)]  # noqa: N806 - a type
-    Writer = Annotated[str, deps.caller(KeyScope.FILES, writes=True)]  # noqa: N806 - a type
-    uploader = require(deps.authenticate, KeyScope.FILES, writes=True)
+    Reader = Annotated[str, deps.caller(Permission.FILES_READ)]  # noqa: N806 - a type
+    Writer = Annotated[str, deps.caller(Permission.FILES_WRITE)]  # noqa: N806 - a type
+    uploader = require(deps.authenticate, Permission.FILES_WRITE)
 
     @api.post(
         "/files",

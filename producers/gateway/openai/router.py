@@ -11,9 +11,8 @@ from starlette.responses import Response
 
 from fairlane.outcomes import Code
 from fairlane.records import Output, TokenUsage
-from fairlane_server.api_keys.api_key import Scope
 from producers.gateway import openapi
-from producers.gateway.identity.identity import Identity, require
+from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.openai.streams import OpenAIDeps, json_response, text_response
 from producers.gateway.openapi import (
     CREATED_S,
@@ -100,8 +99,8 @@ _EVENT = {
 def router(deps: OpenAIDeps) -> APIRouter:
     """All routes. The application must turn GatewayErrors into answers."""
     api = APIRouter(tags=["OpenAI"])
-    Sender = Annotated[Identity, Depends(require(deps.authenticate, Scope.INFERENCE, writes=True))]  # noqa: N806 - a type
-    Caller = Annotated[Identity, Depends(deps.authenticate)]  # noqa: N806 - a type
+    Sender = Annotated[Identity, Depends(require(deps.authenticate, Permission.REQUESTS_SEND))]  # noqa: N806 - a type
+    Caller = Annotated[Identity, Depends(require(deps.authenticate, Permission.MODELS_READ))]  # noqa: N806 - a type
 
     @api.post(
         _CHAT,

@@ -18,6 +18,7 @@ from starlette.requests import HTTPConnection
 from fairlane.logs import redact
 from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import Role, Scope, new_key
+from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.postgres.pool import DeadlinePool
 from producers.gateway.app import authenticator
@@ -83,7 +84,7 @@ class Bench:
 
         @app.post("/work")
         async def work(
-            identity: Annotated[Identity, Depends(require(self.gate, Scope.INFERENCE, writes=True))],
+            identity: Annotated[Identity, Depends(require(self.gate, Permission.REQUESTS_SEND))],
         ) -> dict[str, str]:
             self.worked += 1
             return {"tenant": identity.tenant}
@@ -333,7 +334,7 @@ def test_every_refusal_is_counted_and_as_many_logged_as_anybody_reads() -> None:
 def test_what_an_identity_may_not_is_counted_and_logged() -> None:
     before = count(AuthRefusal.NO_SCOPE)
     with structlog.testing.capture_logs() as lines, pytest.raises(GatewayError, match="403"):
-        permit(Identity("acme", "0123456789abcdef", Role.TENANT, frozenset({Scope.FILES})), Scope.INFERENCE)
+        permit(Identity("acme", "0123456789abcdef", Role.TENANT, frozenset({Scope.FILES})), Permission.REQUESTS_SEND)
     assert count(AuthRefusal.NO_SCOPE) == before + 1
     assert (lines[0]["event"], lines[0]["who"], lines[0]["tenant"]) == (
         "permission_refused",

@@ -45,6 +45,12 @@ def test_help_names_every_role_and_scope(capsys: pytest.CaptureFixture[str]) -> 
         ("keys rotate", "KEY_ID"),
         ("keys list --tenant *", "no tenant can have this name"),
         ("users set u-17", "--tenant"),
+        ("keys create --name n --tenant acme --deployment", "--tenant TENANT, or --deployment"),
+        ("keys create --tenant acme --name n --role operator", "the roles of a tenant are viewer, tenant"),
+        ("keys create --tenant acme --name n --scope audit", "the scopes of a tenant are inference"),
+        ("keys create --tenant acme --name n --grant dead_letters:payload", "only identities of the deployment"),
+        ("keys create --deployment --name n --role tenant", "the roles of the deployment are viewer, operator, admin"),
+        ("users set u-17 --tenant acme --role admin", "the roles of a tenant are viewer, tenant"),
         ("users list --tenant Acme", "no tenant can have this name"),
     ],
 )

@@ -64,7 +64,7 @@ def test_every_role_has_rights_and_a_name() -> None:
 @pytest.mark.parametrize("role", PostgresRole)
 def test_nobody_reads_keys_or_users_and_nobody_truncates(role: PostgresRole) -> None:
     rights = RIGHTS[role]
-    assert not {"api_keys", "users", "identity_events"} & rights.tables.keys()
+    assert not {"api_keys", "users", "admin_events"} & rights.tables.keys()
     assert rights.all_tenants <= rights.tables.keys()
     verbs = {verb for given in rights.tables.values() for verb, _ in privileges(given)}
     assert verbs <= {"SELECT", "INSERT", "UPDATE", "DELETE"}

@@ -50,6 +50,7 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_GATEWAY_PASSWORD": f"Password of the gateway's role: {_PASSWORD}",
     "POSTGRES_BACKFILL_PASSWORD": f"Password of the role of the runner of offline jobs: {_PASSWORD}",
     "POSTGRES_OPERATOR_PASSWORD": f"Password of the role of the operators' command line: {_PASSWORD}",
+    "POSTGRES_ADMIN_API_PASSWORD": f"Password of the admin API's role: {_PASSWORD}",
     "REDIS_DISPATCHER_PASSWORD": f"Password of the dispatcher on Redis: {_PASSWORD}",
     "REDIS_GATEWAY_PASSWORD": f"Password of the gateway on Redis: {_PASSWORD}",
     "REDIS_CONSUMER_PASSWORD": f"Password of the consumers on Redis: {_PASSWORD}",
@@ -62,6 +63,7 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "POSTGRES_HOST_PORT": "Port of Postgres on this machine",
     "PROMETHEUS_HOST_PORT": "Port of Prometheus on this machine",
     "GATEWAY_HOST_PORT": "Port of the gateway on this machine",
+    "ADMIN_HOST_PORT": "Port of the admin API on this machine",
     "FAIRLANE_PIP_ARGS": "Added to every pip install in the images, except that of torch; for instance a mirror",
 }
 """Descriptions of the variables that only docker-compose.yml reads. Their defaults are read from that file."""

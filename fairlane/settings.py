@@ -249,6 +249,11 @@ class Settings(KafkaSettings):
     """How long audit records (decisions and their reasons) are kept in Postgres."""
     conversation_ttl_s: int = Field(2_592_000, ge=1)
     """How long the turns of a conversation are kept."""
+    admin_host: str = "127.0.0.1"
+    """Address that the admin API listens on. Beyond this machine, put a TLS proxy that only administrators reach before
+    it."""
+    admin_port: int = Field(8_081, ge=0, le=65_535)
+    """Port of the admin API; 0 picks a free one."""
     gateway_host: str = "127.0.0.1"
     """Address that the gateway listens on; 0.0.0.0 in a container."""
     gateway_port: int = Field(8_080, ge=0, le=65_535)

@@ -1,9 +1,10 @@
-"""YAML configuration files: plain values with their source lines.
+"""YAML configuration files, and the same in JSON: plain values with their source lines.
 
 A loader walks the tree through `YamlNode` and asks for what it expects; a value that is missing, unknown or of the
 wrong kind raises a `ConfigError` with the file, the line and the key.
 """
 
+import json
 import re
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
@@ -20,14 +21,16 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ConfigError(Exception):
-    """Invalid configuration file. ``line`` counts from 1; None when the file could not be read."""
+    """Invalid configuration file. ``line`` counts from 1; None when the file could not be read. ``key`` is the dotted
+    path of the value at fault, "" where there is none."""
 
-    def __init__(self, file: Path, line: int | None, message: str) -> None:
+    def __init__(self, file: Path, line: int | None, message: str, key: str = "") -> None:
         place = str(file) if line is None else f"{file}:{line}"
         super().__init__(f"{place}: {message}")
         self.file = file
         self.line = line
         self.message = message
+        self.key = key
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +48,7 @@ class YamlNode:
 
     def error(self, message: str) -> ConfigError:
         """Build an error about this value, for the caller to raise."""
-        return ConfigError(self.file, self.line, f"{self.key}: {message}" if self.key else message)
+        return ConfigError(self.file, self.line, f"{self.key}: {message}" if self.key else message, self.key)
 
     def mapping(self, required: Set[str], optional: Set[str] = frozenset()) -> dict[str, "YamlNode"]:
         """The fields by name. Raises ConfigError for an unknown or missing one."""
@@ -175,6 +178,54 @@ def load_yaml_with_lines(path: Path) -> YamlNode:
         raise ConfigError(path, None, f"not YAML: {error}") from error
     finally:
         loader.dispose()
+
+
+def load_json(raw: bytes) -> YamlNode:
+    """Read one JSON document as if it were YAML; the place of every value is its key. Raises ConfigError for invalid
+    JSON, and for duplicate keys."""
+    try:
+        value = json.loads(raw, parse_float=_WrittenNumber, parse_constant=_refused, object_pairs_hook=_Pairs)
+        return _json_node(value, "")
+    except (ValueError, RecursionError):
+        raise ConfigError(_BODY, None, "not JSON") from None
+
+
+_BODY = Path("body")
+
+
+class _WrittenNumber(float):
+    """A number with the text that it was written as."""
+
+    text: str
+
+    def __new__(cls, text: str) -> "_WrittenNumber":
+        made = super().__new__(cls, text)
+        made.text = text
+        return made
+
+
+class _Pairs(list[tuple[str, Any]]):
+    """The keys and values of an object, in order."""
+
+
+def _refused(_name: str) -> None:
+    raise ValueError
+
+
+def _json_node(value: Any, key: str) -> YamlNode:
+    if isinstance(value, _Pairs):
+        fields: dict[str, YamlNode] = {}
+        for name, inner in value:
+            place = f"{key}.{name}" if key else name
+            if name in fields:
+                raise ConfigError(_BODY, None, f"{place}: duplicate key", place)
+            fields[name] = _json_node(inner, place)
+        return YamlNode(_BODY, 0, key, {name: child.value for name, child in fields.items()}, fields)
+    if isinstance(value, list):
+        items = tuple(_json_node(item, f"{key}[{index}]") for index, item in enumerate(value))
+        return YamlNode(_BODY, 0, key, [item.value for item in items], items=items)
+    text = value.text if isinstance(value, _WrittenNumber) else None if value is None else str(value)
+    return YamlNode(_BODY, 0, key, value, text=text)
 
 
 def cycle_from(name: str, next_of: Mapping[str, str | None]) -> tuple[str, ...]:

@@ -280,6 +280,7 @@ def addresses(endpoints: Endpoints) -> str:
     """One line per part, passwords masked."""
     lines = {
         "gateway": endpoints.gateway_url,
+        "admin": endpoints.admin_url,
         "kafka": endpoints.kafka_bootstrap_servers,
         "postgres": mask(endpoints.postgres_dsn(PostgresRole.OPERATOR)),
         "redis": mask(endpoints.redis_url),

@@ -90,6 +90,7 @@ class Endpoints:
         postgres_owner_dsn: for migrations: the role that owns the tables.
         postgres_dsns: by role.
         gateway_url: for its callers; no service needs it.
+        admin_url: of the admin API, likewise.
         files_url: of the gateway's and the jobs' files: an absolute path, or `s3://bucket/prefix`.
         kafka_ca_file: certificates that a secured Kafka's are verified against; empty: it is not secured.
         kafka_credentials: folder with a file `USER.env` for each user of a secured Kafka.
@@ -109,6 +110,7 @@ class Endpoints:
     kafka_credentials: str = ""
     allow_open_kafka: str = ""
     redis_credentials: str = ""
+    admin_url: str = ""
 
     def kafka_env(self, user: str) -> dict[str, str]:
         """The environment of a process that acts as this user of Kafka; no more than the address where Kafka is not

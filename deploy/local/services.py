@@ -26,6 +26,7 @@ from fairlane_server.yaml_config import ConfigError
 MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
 HOST = "127.0.0.1"
 GATEWAY = "gateway-1"
+ADMIN = "admin-1"
 START_TIMEOUT_S = 180.0
 """Loading a language model on a small machine takes its time."""
 STOP_TIMEOUT_S = 30.0
@@ -167,6 +168,13 @@ def default_services(
             user=_user(KafkaRole.GATEWAY),
             postgres_role=PostgresRole.GATEWAY,
             redis_user=redis_user(RedisRole.GATEWAY),
+        ),
+        Service(
+            ADMIN,
+            ("-m", "producers.admin"),
+            port_variable="ADMIN_PORT",
+            user=_user(KafkaRole.ADMIN),
+            postgres_role=PostgresRole.ADMIN,
         ),
         Service(
             "backfill-1",

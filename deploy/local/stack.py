@@ -25,7 +25,7 @@ from deploy.local.ports import PortClaims
 from deploy.local.postgres import OWNER_ROLE, Postgres
 from deploy.local.redis import Redis
 from deploy.local.run_record import acquire_lock, end_leftovers
-from deploy.local.services import GATEWAY, HOST, Service, SetupStep
+from deploy.local.services import ADMIN, GATEWAY, HOST, Service, SetupStep
 from deploy.local.supervisor import ProcessSpec, Reporter, Supervisor
 from fairlane_server.access.credentials import (
     PASSWORD,
@@ -129,9 +129,10 @@ class LocalStack:
             self._ports = PortClaims(self.data_dir.ports_file)
             part_specs, self._endpoints = self._compose_parts(self._ports)
             specs = self._compose_services(part_specs, self._endpoints, self._ports)
-            if any(service.name == GATEWAY for service in self._services):
-                url = f"http://{HOST}:{self._ports.take(_serving(GATEWAY))}"
-                self._endpoints = replace(self._endpoints, gateway_url=url)
+            for name, field in ((GATEWAY, "gateway_url"), (ADMIN, "admin_url")):
+                if any(service.name == name for service in self._services):
+                    url = f"http://{HOST}:{self._ports.take(_serving(name))}"
+                    self._endpoints = replace(self._endpoints, **{field: url})
             self._endpoints.save(self.data_dir.endpoints_file)
             self._supervisor = Supervisor(
                 specs,

@@ -8,6 +8,7 @@
 \getenv gateway_password POSTGRES_GATEWAY_PASSWORD
 \getenv backfill_password POSTGRES_BACKFILL_PASSWORD
 \getenv operator_password POSTGRES_OPERATOR_PASSWORD
+\getenv admin_password POSTGRES_ADMIN_API_PASSWORD
 
 -- A statement that fails is logged, and these hold passwords.
 SET log_min_error_statement = panic;
@@ -20,6 +21,7 @@ CREATE ROLE fairlane_recorder LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOCREAT
 CREATE ROLE fairlane_gateway LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOCREATEDB PASSWORD :'gateway_password';
 CREATE ROLE fairlane_backfill LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOCREATEDB PASSWORD :'backfill_password';
 CREATE ROLE fairlane_operator LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOCREATEDB PASSWORD :'operator_password';
+CREATE ROLE fairlane_admin LOGIN NOSUPERUSER NOBYPASSRLS NOCREATEROLE NOCREATEDB PASSWORD :'admin_password';
 CREATE DATABASE fairlane OWNER fairlane_owner;
 
 \connect fairlane

@@ -118,6 +118,14 @@ def _topic_rights(families: Iterable[TopicFamily], user: KafkaUser) -> Iterator[
         if user.role is KafkaRole.OPERATOR:
             for operation in _OPERATOR_ON_TOPICS:
                 yield Resource.TOPIC, name, is_prefix, operation
+        if user.role is KafkaRole.ADMIN:
+            if family.placeholders:
+                # Of a new tenant, and of its pool.
+                yield Resource.TOPIC, name, is_prefix, Operation.CREATE
+                yield Resource.TOPIC, name, is_prefix, Operation.DESCRIBE_CONFIGS
+            if not family.records and not family.placeholders:
+                # A purge.
+                yield Resource.TOPIC, name, is_prefix, Operation.DELETE
 
 
 _OPERATOR_ON_TOPICS = (
@@ -165,6 +173,10 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
         case KafkaRole.OPERATOR:
             yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
         case KafkaRole.REPLAYER:
+            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_ID, False, Operation.WRITE
+        case KafkaRole.ADMIN:
+            yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
+            # The same as the command's: of two replays the newer one ends the older.
             yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_ID, False, Operation.WRITE
 
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.access.admin import AccessApplied, apply_access, read_access
 from fairlane_server.access.credentials import (
@@ -40,7 +41,8 @@ from fairlane_server.cli.output import (
     show_table,
     warn,
 )
-from fairlane_server.control.tenants_file import load_kafka_quotas, load_tenants
+from fairlane_server.control.published_tenants import tenant_topic, with_api_tenants
+from fairlane_server.control.tenants_file import KafkaQuotas, load_kafka_quotas, load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models import load_models
 from fairlane_server.redis.credentials import acl_file
@@ -308,11 +310,13 @@ def _open(
     settings = settings_with(
         kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file, models_file=models_file
     )
-    tenants = load_tenants(settings.tenants_file)
+    published = tenant_topic(settings, codec_for(settings)).read_if_there()
+    tenants = with_api_tenants(load_tenants(settings.tenants_file), published)
     pools = pools_of(tenants, load_models(settings.models_file))
     cluster = ClusterAdmin(settings)
     users = first_users([tenant.tenant for tenant in tenants], pools)
-    quotas = {tenant: by_kafkas_names(given) for tenant, given in load_kafka_quotas(settings.tenants_file).items()}
+    given = {tenant.tenant: KafkaQuotas() for tenant in tenants} | {**load_kafka_quotas(settings.tenants_file)}
+    quotas = {tenant: by_kafkas_names(one) for tenant, one in given.items()}
     return _Access(settings, cluster, read_access(cluster, settings), users, topics_file, quotas)
 
 

@@ -1,6 +1,6 @@
 """``fairlane tenants`` and ``fairlane models``: publish the records of the two files, topics first."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict
 from typing import Annotated, TypeVar
 
@@ -32,6 +32,7 @@ from fairlane_server.cli.topics import (
     show_applied,
     show_findings,
 )
+from fairlane_server.control.published_tenants import managed_by_api, tenant_topic, with_api_tenants
 from fairlane_server.control.publisher import ControlTopic, compare
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
@@ -65,7 +66,8 @@ def apply_tenants(
 ) -> None:
     """Create the tenants' topics, then publish the tenants that are new or changed to every process.
 
-    Running processes know a new tenant within seconds. May be repeated.
+    Running processes know a new tenant within seconds. May be repeated. Tenants that the admin API manages stay as they
+    are; with --force those of the file are taken over from it.
     """
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file)
     specs = {spec.tenant: spec for spec in load_tenants(settings.tenants_file)}
@@ -73,13 +75,20 @@ def apply_tenants(
     families = [
         family for family in load_families(topics_file) if family.placeholders or family.name == CONTROL_TENANTS
     ]
+    control = tenant_topic(settings, codec_for(settings))
+    published = control.read_if_there()
+    of_api = managed_by_api(published)
+    foreign = of_api.keys() - specs.keys() if force else of_api.keys()
     # Without the models, the pools are those that are dedicated to tenants.
-    topics = expand(families, specs.values(), models=())
+    topics = expand(families, with_api_tenants(specs.values(), {} if force else published), models=())
     reported = [family for family in families if "tenant" in family.placeholders]
     cluster = ClusterAdmin(settings)
-    control = _tenant_topic(settings)
     apply_records(
-        cluster, reported, topics, replication_factor, control, specs, force=force, delete=delete, as_json=as_json
+        *(cluster, reported, topics, replication_factor, control, specs),
+        foreign=foreign,
+        force=force,
+        delete=delete,
+        as_json=as_json,
     )
 
 
@@ -122,13 +131,15 @@ def apply_records(
     control: ControlTopic[RecordT],
     records: Mapping[str, RecordT],
     *,
+    foreign: Collection[str] = (),
     force: bool,
     delete: bool,
     as_json: bool,
 ) -> None:
     """Create ``topics``, then publish changed records and, with ``delete``, withdraw removed ones; print what was done.
 
-    ``families`` are those whose extra topics are reported. Raises ClusterError.
+    ``families`` are those whose extra topics are reported; ``foreign`` are records that something else manages. Raises
+    ClusterError.
     """
     plan = make_plan(cluster, families, topics, replication_factor)
     applied = carry_out(cluster, plan, force=force)
@@ -136,7 +147,7 @@ def apply_records(
         show_applied(applied, len(topics))
     show_findings(plan.findings)
     fail_if_any_failed(applied)
-    publication = compare(records, control.read())
+    publication = compare(records, control.read(), foreign)
     withdrawn = publication.unknown if delete else ()
     control.publish(publication.changed.values(), withdrawn)
     if as_json:
@@ -146,6 +157,7 @@ def apply_records(
                 "published": list(publication.changed),
                 "unchanged": list(publication.unchanged),
                 "unknown": list(publication.unknown),
+                "foreign": list(publication.foreign),
                 "withdrawn": list(withdrawn),
             }
         )
@@ -155,6 +167,8 @@ def apply_records(
     for name in withdrawn:
         say(f"{control.key_field} {name}: withdrawn")
     say(f"{len(publication.unchanged)} unchanged")
+    for name in publication.foreign:
+        warn(f"{control.key_field} {name} is managed by the admin API and stays as it is; --force takes it over")
     for name in () if delete else publication.unknown:
         warn(f"{control.key_field} {name} is published but not in the file; --delete withdraws it")
 
@@ -162,8 +176,21 @@ def apply_records(
 @tenants.command("list")
 def list_tenants(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson = False) -> None:
     """Show the tenants that the cluster's processes know."""
-    control = _tenant_topic(settings_with(kafka_bootstrap_servers=bootstrap_servers))
-    columns = ("weight", "classes", "models", "services", "pool", "queue", "quotas", "groups", "forbids", "cache")
+    settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
+    control = tenant_topic(settings, codec_for(settings))
+    columns = (
+        "managed by",
+        "weight",
+        "classes",
+        "models",
+        "services",
+        "pool",
+        "queue",
+        "quotas",
+        "groups",
+        "forbids",
+        "cache",
+    )
     list_records(control, columns, _tenant_row, as_json=as_json)
 
 
@@ -190,10 +217,6 @@ def list_records(
     show_table((kind, *columns), rows)
 
 
-def _tenant_topic(settings: Settings) -> ControlTopic[TenantSpec]:
-    return ControlTopic(settings, codec_for(settings), CONTROL_TENANTS, TenantSpec, "tenant")
-
-
 def _model_topic(settings: Settings) -> ControlTopic[ModelVersion]:
     return ControlTopic(settings, codec_for(settings), CONTROL_MODELS, ModelVersion, "model")
 
@@ -206,6 +229,7 @@ def _tenant_row(spec: TenantSpec) -> tuple[str, ...]:
         "tokens/day": spec.tokens_per_day,
     }
     return (
+        spec.managed_by,
         f"{spec.weight:g}",
         ", ".join(spec.classes),
         ", ".join(spec.models) or "all",

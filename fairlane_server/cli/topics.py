@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     CHANGES_PENDING,
@@ -25,6 +26,7 @@ from fairlane_server.cli.output import (
     show_table,
     warn,
 )
+from fairlane_server.control.published_tenants import tenant_topic, with_api_tenants
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models import load_models
@@ -175,7 +177,8 @@ def _plan(
 ) -> tuple[ClusterAdmin, tuple[TopicSpec, ...], TopicPlan, tuple[Deviation, ...]]:
     """The cluster, the desired topics, the plan, and the findings of the files and of the plan."""
     families = load_families(topics_file)
-    tenants = load_tenants(settings.tenants_file)
+    published = tenant_topic(settings, codec_for(settings)).read_if_there()
+    tenants = with_api_tenants(load_tenants(settings.tenants_file), published)
     wanted = expand(families, tenants, load_models(settings.models_file))
     cluster = ClusterAdmin(settings)
     made = make_plan(cluster, families, wanted, replication_factor, delete=delete, shrink=shrink)

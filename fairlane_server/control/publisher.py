@@ -4,7 +4,7 @@ The last record of a key is what every process believes; a record without a valu
 """
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -30,21 +30,28 @@ _NO_LEADER_YET = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVA
 class Publication(Generic[RecordT]):
     """Records to publish on a control topic, by key: new ones and those that differ from the published ones.
 
-    ``unknown`` are published keys that the file does not name any more.
+    ``unknown`` are published keys that the file does not name any more. ``foreign`` are those of the file that are
+    managed by something else: they are not published.
     """
 
     changed: Mapping[str, RecordT]
     unchanged: tuple[str, ...]
     unknown: tuple[str, ...]
+    foreign: tuple[str, ...] = ()
 
 
-def compare(wanted: Mapping[str, RecordT], published: Mapping[str, RecordT | None]) -> Publication[RecordT]:
-    """Decide what to publish. ``published`` is None for a key whose last record cannot be read."""
-    changed = {key: record for key, record in wanted.items() if published.get(key) != record}
+def compare(
+    wanted: Mapping[str, RecordT], published: Mapping[str, RecordT | None], foreign: Collection[str] = ()
+) -> Publication[RecordT]:
+    """Decide what to publish. ``published`` is None for a key whose last record cannot be read; ``foreign`` are keys
+    that something else manages."""
+    own = {key: record for key, record in wanted.items() if key not in foreign}
+    changed = {key: record for key, record in own.items() if published.get(key) != record}
     return Publication(
         changed,
-        tuple(key for key in wanted if key not in changed),
-        tuple(sorted(published.keys() - wanted.keys())),
+        tuple(key for key in own if key not in changed),
+        tuple(sorted(published.keys() - wanted.keys() - {*foreign})),
+        tuple(key for key in wanted if key in foreign),
     )
 
 
@@ -64,6 +71,10 @@ class ControlTopic(Generic[RecordT]):
         self._topic = topic
         self._record_type = record_type
         self.key_field = key_field
+
+    def read_if_there(self) -> dict[str, RecordT | None]:
+        """As ``read``; nothing when the topic does not exist."""
+        return self.read() if self._topic in ClusterAdmin(self._settings).metadata().topics else {}
 
     def read(self) -> dict[str, RecordT | None]:
         """The last record of every key that was not taken back; None for one that cannot be read.

@@ -1,18 +1,21 @@
-"""Tenants of a deployment, read from ``deploy/tenants.yaml``. The file is accepted as a whole or not at all."""
+"""Tenants of a deployment: ``deploy/tenants.yaml``, which is accepted as a whole or not at all, and single tenants as
+JSON with the same keys."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.money import nanos_text
 from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
 from fairlane.outcomes import BudgetPeriod, CacheMode, Degradation, GuardrailAction, GuardrailFailure, Priority
 from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
-from fairlane_server.budgets.budgets import check_budget, check_budgets
+from fairlane_server.budgets.budgets import amounts_of, check_budget, check_budgets
 from fairlane_server.costs.price_book import CURRENCY, LARGEST_PRICE
 from fairlane_server.guardrail_policy import PolicyError, check_policy, default_failure
-from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
+from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_json, load_yaml_with_lines
 
 # Of weights, which divide service, and of rates, which divide waiting times. Beyond these bounds sums would lose their
 # small parts, and times would overflow their fields.
@@ -26,6 +29,9 @@ _COUNTS = (
     *("max_queue_requests", "max_queue_bytes", "burst_requests", "tokens_per_minute", "tokens_per_day"),
     *("max_prompt_tokens", "max_completion_tokens"),
 )
+
+FILE, API = "file", "api"
+"""What manages a tenant: this file, or the admin API."""
 
 FORBIDDABLE = tuple(step for step in Degradation if step is not Degradation.NO_HISTORY)
 """Degradations that a tenant may forbid. A missing history is a failure and not a step that the dispatcher chooses."""
@@ -71,6 +77,54 @@ def _load(path: Path) -> dict[TenantSpec, KafkaQuotas]:
             raise entry.fields["pool"].error(f"{spec.pool!r} is already the dedicated pool of {owners[spec.pool]!r}")
         tenants[spec.tenant] = spec, quotas
     return dict(tenants.values())
+
+
+def tenant_of_json(tenant: str, raw: bytes) -> TenantSpec:
+    """A tenant from a JSON object with the keys of the file; the API manages it.
+
+    Raises ConfigError as ``load_tenants``, with the key at fault; also for ``kafka``, which only the file sets.
+    """
+    entry = load_json(raw)
+    known = {"tenant": _name, **_TENANT}
+    node = entry.mapping(frozenset(), known.keys()).get("kafka")
+    if node is not None:
+        raise node.error("bounds of Kafka clients are set by `fairlane access`, from the tenants file alone")
+    given = entry.read({}, known)
+    if (named := given.pop("tenant", tenant)) != tenant:
+        raise entry.fields["tenant"].error(f"is {named!r}, and the path names {tenant!r}")
+    return replace(_spec(tenant, given), managed_by=API)
+
+
+def tenant_document(spec: TenantSpec) -> dict[str, Any]:
+    """The settings of a tenant with the keys of the file, which ``tenant_of_json`` reads back; None is left out."""
+    document = _plain(spec)
+    for name in ("tenant", "managed_by"):
+        document.pop(name)
+    queue = {key: document.pop(name) for key, name in _QUEUE.items()}
+    quotas = {name: document.pop(name) for name in _QUOTAS if name in document}
+    targets = document.pop("latency_targets")
+    return document | {
+        "budgets": [_budget_document(budget) for budget in spec.budgets],
+        "queue": queue,
+        "quotas": quotas,
+        "forbid": document.pop("forbidden_degradations"),
+        "latency_target_ms": {target["priority_class"]: target["target_ms"] for target in targets},
+    }
+
+
+def _budget_document(budget: Budget) -> dict[str, Any]:
+    amounts = {name: nanos_text(nanos) for name, nanos in amounts_of(budget)}
+    reaction = {} if budget.soft_nanos is None else {"at_soft": _DEGRADE if budget.degrade else _WARN}
+    return {"of": budget.of, "period": budget.period, "currency": budget.currency} | amounts | reaction
+
+
+def _plain(record: Any) -> dict[str, Any]:
+    """A record as JSON values, without those that are None."""
+
+    def without_none(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in pairs if value is not None}
+
+    return asdict(record, dict_factory=without_none)
 
 
 def check_values(spec: TenantSpec) -> None:
@@ -222,13 +276,18 @@ _TENANT: dict[str, Reader] = {
 
 def _tenant(entry: YamlNode) -> tuple[TenantSpec, KafkaQuotas]:
     given = entry.read({"tenant": _name}, _TENANT)
-    queue = {_QUEUE[key]: bound for key, bound in given.pop("queue", {}).items()}
     kafka = given.pop("kafka", KafkaQuotas())
-    spec = TenantSpec(
+    return _spec(given.pop("tenant"), given), kafka
+
+
+def _spec(tenant: str, given: dict[str, Any]) -> TenantSpec:
+    """``given``: what the readers of the keys made, without tenant and Kafka's quotas."""
+    queue = {_QUEUE[key]: bound for key, bound in given.pop("queue", {}).items()}
+    return TenantSpec(
+        tenant,
         **given.pop("quotas", {}),
         **queue,
         forbidden_degradations=given.pop("forbid", ()),
         latency_targets=given.pop("latency_target_ms", ()),
         **given,
     )
-    return spec, kafka

@@ -20,6 +20,7 @@ class PostgresRole(StrEnum):
     GATEWAY = "gateway"
     BACKFILL = "backfill"
     OPERATOR = "operator"
+    ADMIN = "admin"
 
     def name_in(self, prefix: str = ROLE_PREFIX) -> str:
         """The role's name in Postgres."""
@@ -83,6 +84,10 @@ def statements(role: str, held: Mapping[str, Privileges], wanted: Mapping[str, P
 
 
 _TURN = "tenant, conversation_id, request_id, source_offset, submitted_at_ms, replied_at_ms, messages, answer, tokens"
+_KEY = (
+    "key_id, tenant, name, role, scopes, grants, subject, rotated_from, "
+    "created_at, expires_at, revoked_at, last_used_at"
+)
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms"
 
 RIGHTS: Mapping[PostgresRole, Rights] = {
@@ -160,5 +165,15 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         ),
         sequences=("collection_versions", "passage_numbers"),
         all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "audit_logs"}),
+    ),
+    # The admin API: keys without their hashes, users, and an audit to which it can only add.
+    PostgresRole.ADMIN: Rights(
+        tables={
+            "api_keys": f"SELECT ({_KEY}), INSERT, UPDATE (expires_at, revoked_at)",
+            "users": "SELECT, INSERT, UPDATE (role, disabled, grants, updated_at)",
+            "admin_events": "SELECT, INSERT",
+        },
+        functions=("find_api_key(text, bytea)", "find_user(text, text)"),
+        all_tenants=frozenset({"api_keys", "users", "admin_events"}),
     ),
 }

@@ -35,6 +35,7 @@ class KafkaRole(StrEnum):
     RECORDER = "recorder"
     OPERATOR = "operator"
     REPLAYER = "replayer"
+    ADMIN = "admin"
 
 
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")

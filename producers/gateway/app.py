@@ -9,17 +9,14 @@ from typing import Literal
 from confluent_kafka import Consumer, Producer
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, Field
-from redis.asyncio import Redis
 from starlette.responses import Response
 
 from fairlane import logs
 from fairlane.client.connector import KafkaConnector
-from fairlane.clock import monotonic_ms, now_ms
 from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
-from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
@@ -33,12 +30,7 @@ from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
-from producers.gateway.identity.api_keys import IdentityStore, KeyVerifier
-from producers.gateway.identity.authentication import Authenticator
-from producers.gateway.identity.jwks import KeySet, KeySetSource
-from producers.gateway.identity.tokens import TokenVerifier
-from producers.gateway.limits.rate_buckets import RatePolicy
-from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, RedisRateLimits
+from producers.gateway.identity.assembly import authenticator
 from producers.gateway.native.deps import NativeDeps
 from producers.gateway.native.routes import ShortPath
 from producers.gateway.native.routes import router as native_router
@@ -385,37 +377,3 @@ async def _cancelled(task: "asyncio.Task[None]") -> None:
         await asyncio.wait([task], timeout=1.0)
     with suppress(asyncio.CancelledError):
         task.result()
-
-
-def authenticator(
-    settings: Settings, pool: DeadlinePool, redis: "Redis | None", watch: RedisAvailability | None
-) -> Authenticator:
-    """Authentication and rate limits of a gateway. ``watch`` belongs to ``redis``; the caller closes all three.
-
-    Raises ValueError for an invalid setting; the message quotes no secret.
-    """
-    store, breaker = IdentityStore(pool), CircuitBreaker(BreakerPolicy(failures=3))
-    grace_ms = round(1_000 * settings.gateway_key_grace_s)
-    keys, tokens = KeyVerifier(store, grace_ms, now_ms, monotonic_ms, breaker, settings.gateway_failed_keys_per_s), None
-    if settings.jwt_issuer and settings.jwt_audience and settings.jwt_jwks_url:
-        tokens = TokenVerifier(
-            settings.jwt_issuer,
-            settings.jwt_audience,
-            settings.jwt_leeway_s,
-            KeySet(KeySetSource(settings.jwt_jwks_url), monotonic_ms),
-            store,
-            grace_ms,
-            monotonic_ms,
-            breaker,
-        )
-    local = LocalRateLimits(monotonic_ms)
-    limits: LocalRateLimits | RedisRateLimits = local
-    if redis is not None and watch is not None:
-        limits = RedisRateLimits(redis, local, watch, settings.gateway_redis_timeout_s)
-    calls = CallLimits(
-        limits,
-        RatePolicy(settings.gateway_key_rate_per_s, settings.gateway_key_burst),
-        RatePolicy(settings.gateway_tenant_rate_per_s, settings.gateway_tenant_burst),
-        monotonic_ms,
-    )
-    return Authenticator(keys, tokens, calls, monotonic_ms, settings.trusted_proxies)

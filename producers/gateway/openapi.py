@@ -109,12 +109,15 @@ SENDING = errors((*SEND_STATUSES, 499, 500, 504), _NATIVE, is_native=True)
 """A waiting call also gets the status that its final reply maps to."""
 
 
-def taking(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def taking(
+    model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]], *, has_key: bool = True
+) -> dict[str, Any]:
     """OpenAPI request body of a route that parses it itself, and its idempotency key.
 
     Args:
         model: model of the body.
         examples: example bodies by summary.
+        has_key: whether it takes an idempotency key.
     """
     schema = model.model_json_schema()
     definitions = schema.pop("$defs", {})
@@ -122,7 +125,7 @@ def taking(model: type[BaseModel], examples: Mapping[str, Mapping[str, Any]]) ->
         summary.lower().replace(" ", "_"): {"summary": summary, "value": value} for summary, value in examples.items()
     }
     content = {"application/json": {"schema": _in_place(schema, definitions), "examples": named}}
-    return {"requestBody": {"required": True, "content": content}} | IDEMPOTENCY_KEY
+    return {"requestBody": {"required": True, "content": content}} | (IDEMPOTENCY_KEY if has_key else {})
 
 
 def _in_place(node: Any, definitions: Mapping[str, Any]) -> Any:

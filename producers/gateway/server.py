@@ -1,4 +1,4 @@
-"""Serve the gateway until SIGTERM, then until its calls are answered."""
+"""Serve an application over HTTP until SIGTERM, then until its calls are answered."""
 
 import asyncio
 import os
@@ -11,20 +11,18 @@ from functools import partial
 from queue import SimpleQueue
 from time import monotonic
 from types import FrameType
+from typing import Protocol
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.processes.garbage_collection import collect_less_often
-from fairlane_server.processes.launcher import end_with_launcher
-from fairlane_server.processes.service import HealthServer, exit_after
-from producers.gateway.app import Gateway
-from producers.gateway.edge.body_limit import map_large_blocks
+from fairlane_server.processes.service import HealthServer, Readiness, exit_after
 from producers.gateway.edge.connections import Connections, ConnectionTimeouts
 from producers.gateway.edge.limited_protocol import DEFAULT_HEADERS, LimitedProtocol
-from producers.gateway.workers import inherited_listener, run_workers
 
 log = logs.get_logger(__name__)
 
@@ -44,6 +42,30 @@ _DESCRIPTORS_BESIDES = 512
 """File descriptors besides client connections: Kafka, Postgres, Redis, uploads."""
 
 
+class Served(Protocol):
+    """An application and its end. The methods are called on the event loop.
+
+    Attributes:
+        failure: the fatal error, once there is one.
+    """
+
+    app: FastAPI
+    failure: BaseException | None
+
+    @property
+    def open_calls(self) -> int:
+        """Number of calls in progress."""
+
+    def drain(self) -> None:
+        """Report unready."""
+
+    def refuse(self) -> None:
+        """Drain, and reject new calls."""
+
+    def end_waiting(self) -> None:
+        """Refuse, and answer every waiting call."""
+
+
 class GatewayServer(uvicorn.Server):
     """Uvicorn server with a graceful drain.
 
@@ -53,7 +75,7 @@ class GatewayServer(uvicorn.Server):
     answered that their requests go on. A second signal ends the server at once. A watching thread ends the process if
     the event loop does not react, or has not started."""
 
-    def __init__(self, config: uvicorn.Config, gateway: Gateway, drain_timeout_s: float) -> None:
+    def __init__(self, config: uvicorn.Config, gateway: Served, drain_timeout_s: float) -> None:
         super().__init__(config)
         self._gateway = gateway
         self._drain_timeout_s = drain_timeout_s
@@ -170,36 +192,20 @@ def _waiting(listener: socket.socket) -> Iterator[socket.socket]:
             yield listener.accept()[0]
 
 
-def main() -> int:
-    """Run a gateway: in this process, or in GATEWAY_WORKERS processes behind one port. Returns the exit status: 0 after
-    a stop signal, 1 after a failure."""
-    settings = Settings()
-    logs.configure(settings, "gateway")
-    if end_with_launcher() or settings.gateway_workers == 1:
-        return _serve(settings, inherited_listener())
-    try:
-        return run_workers(settings)
-    except OSError as error:
-        log.error("gateway_failed", reason=str(error))
-        return 1
-
-
-def _serve(settings: Settings, listener: socket.socket | None) -> int:
-    map_large_blocks()
-    try:
-        gateway = Gateway(settings)
-    except ValueError as error:
-        log.error("gateway_failed", reason=str(error))
-        return 1
-    health = HealthServer(gateway.readiness, settings.metrics_host, settings.metrics_port)
+def serve(
+    served: Served, readiness: Readiness, settings: Settings, address: tuple[str, int], listener: socket.socket | None
+) -> int:
+    """Serve an application at an address, or on a socket that listens already. Returns the exit status: 0 after a stop
+    signal, 1 after a failure."""
+    health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
     health.start()
     timeouts = ConnectionTimeouts()
     most = _room_for(settings.gateway_max_connections)
     connections = Connections(most, min(most, settings.gateway_max_connections_per_address), timeouts)
     config = uvicorn.Config(
-        gateway.app,
-        host=settings.gateway_host,
-        port=settings.gateway_port,
+        served.app,
+        host=address[0],
+        port=address[1],
         loop="uvloop",
         http=partial(LimitedProtocol, connections),  # type: ignore[arg-type]  # uvicorn only calls it
         ws="websockets-sansio",
@@ -213,7 +219,7 @@ def _serve(settings: Settings, listener: socket.socket | None) -> int:
         timeout_keep_alive=round(timeouts.idle_s),
         timeout_graceful_shutdown=_GRACE_S,
     )
-    server = GatewayServer(config, gateway, settings.drain_timeout_s)
+    server = GatewayServer(config, served, settings.drain_timeout_s)
     try:
         server.run(None if listener is None else [listener])
     except SystemExit:
@@ -221,7 +227,7 @@ def _serve(settings: Settings, listener: socket.socket | None) -> int:
         return 1
     finally:
         health.stop()
-    return 0 if gateway.failure is None and server.started else 1
+    return 0 if served.failure is None and server.started else 1
 
 
 def _room_for(connections: int) -> int:

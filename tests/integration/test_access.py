@@ -196,7 +196,7 @@ def readable(settings: KafkaSettings, topics: Mapping[str, str]) -> set[str]:
 
 _FAST, _FAST_2 = (KafkaUser(KafkaRole.CONSUMER, model.pool) for model in MODELS)
 _DISPATCHER, _GATEWAY, _RECORDER = map(KafkaUser, (KafkaRole.DISPATCHER, KafkaRole.GATEWAY, KafkaRole.RECORDER))
-_BACKFILL, _REPLAYER = map(KafkaUser, (KafkaRole.BACKFILL, KafkaRole.REPLAYER))
+_BACKFILL, _REPLAYER, _ADMIN = map(KafkaUser, (KafkaRole.BACKFILL, KafkaRole.REPLAYER, KafkaRole.ADMIN))
 
 GROUPS = {
     names.dispatcher_group(GROUP_PREFIX): _DISPATCHER,
@@ -210,14 +210,14 @@ GROUPS = {
     "someone-else": None,
 }
 IDS = {
-    names.dispatcher_transactional_ids(GROUP_PREFIX, "dispatcher-1")[0]: _DISPATCHER,
-    names.dispatcher_transactional_ids(GROUP_PREFIX, "dispatcher-1")[1]: _DISPATCHER,
-    names.consumer_transactional_ids(GROUP_PREFIX, "fast", "consumer-1")[0]: _FAST,
-    names.consumer_transactional_ids(GROUP_PREFIX, "fast-2", "consumer-1")[1]: _FAST_2,
-    names.job_transactional_id(GROUP_PREFIX, "j1"): _BACKFILL,
-    names.DEAD_LETTER_REPLAY_ID: _REPLAYER,
-    names.tenant_group("acme", "writer"): None,
-    "someone-else": None,
+    names.dispatcher_transactional_ids(GROUP_PREFIX, "dispatcher-1")[0]: {_DISPATCHER},
+    names.dispatcher_transactional_ids(GROUP_PREFIX, "dispatcher-1")[1]: {_DISPATCHER},
+    names.consumer_transactional_ids(GROUP_PREFIX, "fast", "consumer-1")[0]: {_FAST},
+    names.consumer_transactional_ids(GROUP_PREFIX, "fast-2", "consumer-1")[1]: {_FAST_2},
+    names.job_transactional_id(GROUP_PREFIX, "j1"): {_BACKFILL},
+    names.DEAD_LETTER_REPLAY_ID: {_REPLAYER, _ADMIN},
+    names.tenant_group("acme", "writer"): set[KafkaUser](),
+    "someone-else": set[KafkaUser](),
 }
 
 
@@ -227,7 +227,7 @@ def test_every_user_joins_its_own_groups_and_fences_its_own_ids_alone(rights: Ri
     assert {group for group in GROUPS if may_commit(settings, group)} == {
         group for group, owner in GROUPS.items() if owner == user
     }
-    assert {one for one in IDS if may_begin(settings, one)} == {one for one, owner in IDS.items() if owner == user}
+    assert {one for one in IDS if may_begin(settings, one)} == {one for one, owners in IDS.items() if user in owners}
 
 
 def may_commit(settings: KafkaSettings, group: str) -> bool:

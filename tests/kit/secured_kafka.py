@@ -143,6 +143,7 @@ _ROLES = {
     "stream_processors.dispatcher": KafkaRole.DISPATCHER,
     "stream_processors.recorder": KafkaRole.RECORDER,
     "producers.gateway": KafkaRole.GATEWAY,
+    "producers.admin": KafkaRole.ADMIN,
     "producers.backfill": KafkaRole.BACKFILL,
 }
 

@@ -52,6 +52,7 @@ class PostgresServer:
     gateway_dsn: str
     backfill_dsn: str
     operator_dsn: str
+    admin_dsn: str
     template: str = ""
 
     @classmethod

@@ -21,9 +21,9 @@ from fairlane_server.api_keys.api_key import Role, Scope, new_key
 from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.postgres.pool import DeadlinePool
-from producers.gateway.app import authenticator
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.assembly import authenticator
 from producers.gateway.identity.authentication import (
     MOST_CHARACTERS,
     Authenticator,

@@ -62,12 +62,20 @@ def test_every_role_has_rights_and_a_name() -> None:
 
 
 @pytest.mark.parametrize("role", PostgresRole)
-def test_nobody_reads_keys_or_users_and_nobody_truncates(role: PostgresRole) -> None:
+def test_only_the_admin_api_reads_keys_and_users_and_nobody_truncates(role: PostgresRole) -> None:
     rights = RIGHTS[role]
-    assert not {"api_keys", "users", "admin_events"} & rights.tables.keys()
+    identities = {"api_keys", "users", "admin_events"}
+    assert identities & rights.tables.keys() == (identities if role is PostgresRole.ADMIN else set())
     assert rights.all_tenants <= rights.tables.keys()
     verbs = {verb for given in rights.tables.values() for verb, _ in privileges(given)}
     assert verbs <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
+
+
+def test_the_admin_api_reads_no_hash_of_a_key_and_changes_no_event() -> None:
+    tables = RIGHTS[PostgresRole.ADMIN].tables
+    keys, events = privileges(tables["api_keys"]), privileges(tables["admin_events"])
+    assert not {("SELECT", "secret_sha256"), ("SELECT", ""), ("UPDATE", "secret_sha256"), ("UPDATE", "")} & keys
+    assert {verb for verb, _ in events} == {"SELECT", "INSERT"}
 
 
 def test_who_answers_for_one_tenant_never_sees_all_of_them() -> None:

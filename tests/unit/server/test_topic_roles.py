@@ -27,6 +27,10 @@ CODE = {
     "replayer": ("fairlane_server/dead_letters",),
     "tenant": ("fairlane/client",),
     "gateway": ("producers/gateway", "fairlane_server/kafka/load_feed.py"),
+    "admin": (
+        *("producers/admin", "fairlane_server/administration", "fairlane_server/dead_letters"),
+        "fairlane_server/kafka/load_feed.py",
+    ),
 }
 
 FAMILIES = {

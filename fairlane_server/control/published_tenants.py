@@ -1,0 +1,32 @@
+"""The published tenants, and which of them the admin API manages."""
+
+from collections.abc import Iterable, Mapping
+
+from fairlane.codec import Codec
+from fairlane.names import CONTROL_TENANTS
+from fairlane.records import TenantSpec
+from fairlane.settings import KafkaSettings
+from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.control.tenants_file import API
+
+
+def tenant_topic(settings: KafkaSettings, codec: Codec) -> ControlTopic[TenantSpec]:
+    """The control topic of the tenants."""
+    return ControlTopic(settings, codec, CONTROL_TENANTS, TenantSpec, "tenant")
+
+
+def managed_by_api(published: Mapping[str, TenantSpec | None]) -> dict[str, TenantSpec]:
+    """The tenants that the API manages."""
+    return {name: spec for name, spec in published.items() if spec is not None and spec.managed_by == API}
+
+
+def with_api_tenants(
+    of_file: Iterable[TenantSpec], published: Mapping[str, TenantSpec | None]
+) -> tuple[TenantSpec, ...]:
+    """The tenants of the file and those of the API, whose settings count for a tenant that is in both.
+
+    One whose record cannot be read may be the API's: it counts, with nothing but its name, so that nothing of it is
+    deleted.
+    """
+    unreadable = {name: TenantSpec(name) for name, spec in published.items() if spec is None}
+    return tuple({**unreadable, **{spec.tenant: spec for spec in of_file}, **managed_by_api(published)}.values())

@@ -1,0 +1,142 @@
+"""Composition root of the admin API: reads the settings, wires the parts and owns their lifespan."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Literal
+
+from fastapi import APIRouter, FastAPI
+from pydantic import BaseModel
+from starlette.responses import Response
+
+from fairlane import logs
+from fairlane.settings import Settings
+from fairlane_server.administration.events import AdminAudit
+from fairlane_server.api_keys.key_store import ApiKeys
+from fairlane_server.postgres.pool import DeadlinePool
+from fairlane_server.processes.service import Readiness
+from producers.admin import audit, identities
+from producers.admin.blocking import Serial
+from producers.admin.deps import PREFIX, AdminDeps, Stores
+from producers.gateway import openapi
+from producers.gateway.edge import error_responses
+from producers.gateway.edge.access_log import CallLog
+from producers.gateway.edge.body_limit import BodyLimit, body_budget
+from producers.gateway.identity.assembly import authenticator
+
+log = logs.get_logger(__name__)
+
+MOST_BODY_BYTES = 262_144
+_BUDGET_BYTES = 64 * MOST_BODY_BYTES
+_IDENTITY_CONNECTIONS = 2
+_CONDITIONS = ("serving",)
+
+
+class Alive(BaseModel):
+    """The process answers."""
+
+    status: Literal["alive"] = "alive"
+
+
+class Ready(BaseModel):
+    """Whether calls are taken."""
+
+    status: Literal["ready", "not_ready"]
+
+
+class AdminApi:
+    """All parts of the process. Raises ValueError for an invalid setting.
+
+    Attributes:
+        app: the application; its lifespan opens and closes the connections.
+        readiness: conditions under which calls are taken. Postgres and Kafka are none of them: a call that needs one
+            says so.
+        failure: the fatal error; there is none.
+    """
+
+    failure: BaseException | None = None
+
+    def __init__(self, settings: Settings) -> None:
+        self.readiness = Readiness(*_CONDITIONS)
+        self.calls: CallLog | None = None
+        dsn = settings.postgres_dsn.get_secret_value()
+        self._pool = DeadlinePool(dsn, "fairlane-admin-identity", _IDENTITY_CONNECTIONS)
+        self._authenticator = authenticator(settings, self._pool, None, None)
+        self._stores = Stores(Serial("Postgres"), ApiKeys(dsn), AdminAudit(dsn))
+        self.app = FastAPI(
+            title="Fairlane administration",
+            description="Tenants, keys, users, dead letters, loads and the audit of a deployment.",
+            version="0.1.0",
+            lifespan=self._lifespan,
+            redirect_slashes=False,
+            openapi_url="/openapi.json" if settings.gateway_docs else None,
+            telemetry={"tracing": False, "metrics": False, "logs": False, "auto_configure": False},
+        )
+        error_responses.install(self.app)
+        openapi.install(self.app)
+        deps = AdminDeps(self._authenticator, self._stores)
+        for router in (identities.router(deps), audit.router(deps)):
+            self.app.include_router(router, prefix=PREFIX)
+        self.app.include_router(self._health())
+        # The middleware added last is the outermost.
+        self.app.add_middleware(
+            BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES), streamed={}
+        )
+        self.app.add_middleware(self._call_log)
+
+    @property
+    def open_calls(self) -> int:
+        """Number of calls in progress."""
+        return 0 if self.calls is None else self.calls.open_calls
+
+    def drain(self) -> None:
+        """Report unready."""
+        self.readiness.set("serving", "draining")
+
+    def refuse(self) -> None:
+        """The port is closed by now: nothing is left to refuse."""
+        self.drain()
+
+    def end_waiting(self) -> None:
+        """No call waits for more than its own bounded work."""
+        self.drain()
+
+    def _call_log(self, app: object) -> CallLog:
+        self.calls = CallLog(app)  # type: ignore[arg-type]  # starlette hands the next application to a factory
+        return self.calls
+
+    @asynccontextmanager
+    async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stores = self._stores
+            for part in (stores.keys, stores.audit):
+                stack.push_async_callback(partial(asyncio.to_thread, part.close))
+            stack.push_async_callback(stores.calls.close)
+            stack.push_async_callback(self._pool.close)
+            stack.push_async_callback(self._authenticator.close)
+            await self._pool.open()
+            self.readiness.set("serving")
+            yield
+            self.drain()
+
+    def _health(self) -> APIRouter:
+        api = APIRouter(tags=["Health"])
+
+        @api.get("/health", responses=openapi.answered(Alive(), "The process answers"))
+        async def health() -> Alive:
+            """Liveness only: no dependency is checked."""
+            return Alive()
+
+        @api.get(
+            "/health/ready",
+            responses=openapi.answered(Ready(status="ready"), "Calls are taken")
+            | openapi.answered(Ready(status="not_ready"), "It starts or ends", 503),
+        )
+        async def ready(response: Response) -> Ready:
+            """Postgres and Kafka are not checked: calls that need one of them get 503 meanwhile."""
+            is_ready = self.readiness.ready
+            response.status_code = 200 if is_ready else 503
+            return Ready(status="ready" if is_ready else "not_ready")
+
+        return api

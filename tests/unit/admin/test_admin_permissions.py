@@ -1,0 +1,60 @@
+"""Who may call which route of the admin API, as it is assembled, and its OpenAPI document."""
+
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from fastapi import FastAPI
+from jsonschema_rs import Draft202012Validator
+
+from fairlane.settings import Settings
+from fairlane_server.api_keys.permissions import OF_DEPLOYMENT
+from producers.admin.app import AdminApi
+from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
+
+
+@pytest.fixture(scope="module")
+def app() -> FastAPI:
+    with patch("producers.admin.app.authenticator", lambda *_parts: ScriptedAuthenticator()):
+        return AdminApi(Settings(postgres_dsn="postgresql://nobody@127.0.0.1:1/none")).app
+
+
+def test_every_route_declares_one_permission_of_the_deployment(app: FastAPI) -> None:
+    assert undeclared(app) == []
+    assert {permission for route in routes_of(app) for permission in route.permissions} <= OF_DEPLOYMENT
+
+
+def test_every_route_lets_in_whom_the_table_names_and_nobody_else(app: FastAPI) -> None:
+    calls, wrong = deviations(app)
+    assert wrong == []
+    assert calls > 200
+
+
+def test_every_operation_is_documented(app: FastAPI) -> None:
+    document: dict[str, Any] = app.openapi()
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            assert operation["description"], (method, path)
+            assert operation["tags"], (method, path)
+            if path.startswith("/v1/admin"):
+                assert operation["x-permission"], (method, path)
+                assert {"401", "403", "503"} <= operation["responses"].keys(), (method, path)
+
+
+def test_every_example_holds(app: FastAPI) -> None:
+    document = app.openapi()
+    checked = 0
+    for methods in document["paths"].values():
+        for operation in methods.values():
+            for content in _contents(operation):
+                schema = {**content["schema"], "components": document["components"]}
+                examples = [one["value"] for one in content.get("examples", {}).values()]
+                for example in (*examples, *([content["example"]] if "example" in content else [])):
+                    Draft202012Validator(schema).validate(example)
+                    checked += 1
+    assert checked > 50
+
+
+def _contents(operation: dict[str, Any]) -> list[dict[str, Any]]:
+    bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
+    return [content for body in bodies for content in body.get("content", {}).values() if "schema" in content]

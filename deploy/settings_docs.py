@@ -40,6 +40,7 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "KAFKA_RECORDER_PASSWORD": f"Password of the recorder on Kafka: {_WORD}",
     "KAFKA_GATEWAY_PASSWORD": f"Password of the gateway on Kafka: {_WORD}",
     "KAFKA_BACKFILL_PASSWORD": f"Password of the runner of offline jobs on Kafka: {_WORD}",
+    "KAFKA_ADMIN_API_PASSWORD": f"Password of the admin API on Kafka: {_WORD}",
     "KAFKA_OPERATOR_PASSWORD": f"Password of the operators' command line and of Kafka UI on Kafka: {_WORD}",
     "KAFKA_GENERATE_PASSWORD": f"Password of the consumers of the pool `generate` on Kafka: {_WORD}",
     "KAFKA_ENCODE_PASSWORD": f"Password of the consumers of the pool `encode` on Kafka: {_WORD}",

@@ -19,6 +19,7 @@ PASSWORDS = {
     "KAFKA_RECORDER_PASSWORD": "recorder23",
     "KAFKA_GATEWAY_PASSWORD": "gateway24",
     "KAFKA_BACKFILL_PASSWORD": "backfill25",
+    "KAFKA_ADMIN_API_PASSWORD": "admin29",
     "KAFKA_OPERATOR_PASSWORD": "operator26",
     "KAFKA_GENERATE_PASSWORD": "generate27",
     "KAFKA_ENCODE_PASSWORD": "encode28",

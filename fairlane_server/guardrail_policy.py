@@ -8,6 +8,7 @@ import msgspec
 
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
 from fairlane.outcomes import GuardrailAction, GuardrailCheck, GuardrailFailure, GuardrailStage
+from fairlane_server.re2_patterns import check_pattern
 
 CHECKS: Mapping[GuardrailStage, Sequence[GuardrailCheck]] = {
     GuardrailStage.INPUT: (
@@ -37,7 +38,6 @@ MOST_DENIED_WORD_CHARACTERS = 100
 MOST_CHARACTERS = 16_384
 """Patterns and denied words together: every work item carries them."""
 
-_PATTERN_MEMORY_BYTES = 1 << 20
 _DIGEST_BYTES = 16
 
 Place = tuple[str | int, ...]
@@ -127,17 +127,8 @@ def _check_texts(field: str, texts: Sequence[str], most: int, most_characters: i
 
 def _check_pattern(place: Place, pattern: str) -> None:
     try:
-        import re2
+        check_pattern(pattern)
     except ImportError:
         raise PolicyError(place, "patterns need the package google-re2") from None
-    options = re2.Options()
-    options.log_errors = False
-    options.max_mem = _PATTERN_MEMORY_BYTES
-    try:
-        found = re2.compile(pattern, options)
-    except re2.error as error:
-        reason = error.args[0] if error.args else ""
-        text = reason.decode(errors="replace") if isinstance(reason, bytes) else str(reason)
-        raise PolicyError(place, f"no regular expression of RE2: {text}") from None
-    if found.search("") is not None:
-        raise PolicyError(place, "matches the empty text, and so everything")
+    except ValueError as error:
+        raise PolicyError(place, str(error)) from None

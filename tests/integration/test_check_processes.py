@@ -127,7 +127,7 @@ def test_a_process_that_is_killed_is_started_again(asked: Asked) -> None:
     pid = asked.host.pid
     assert pid is not None
     os.kill(pid, signal.SIGKILL)
-    eventually(lambda: asked.host.pid not in (None, pid), "a new process", within_s=WAIT_S)
+    eventually(lambda: asked.host.pid not in (None, pid), WAIT_S, "a new process")
     assert asked.types("KEY") == ["secrets_type"]
 
 

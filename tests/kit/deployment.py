@@ -1,10 +1,12 @@
 """The models and tenants of a test's pipeline, and the files that say so."""
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 import yaml
 
+from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.outcomes import Task
 from fairlane.records import ModelVersion, TenantSpec
 
@@ -49,10 +51,16 @@ def write_tenants(path: Path, tenants: Iterable[TenantSpec]) -> None:
             "classes": list(spec.classes),
             "models": list(spec.models),
             "services": list(spec.services),
+            **({} if spec.guardrails is None else {"guardrails": _plain(spec.guardrails)}),
         }
         for spec in tenants
     ]
     path.write_text(yaml.safe_dump({"tenants": entries}))
+
+
+def _plain(policy: GuardrailPolicy) -> dict[str, object]:
+    rules = {stage: [asdict(rule) for rule in getattr(policy, stage)] for stage in ("input", "output")}
+    return {**rules, "patterns": list(policy.patterns), "denied_words": list(policy.denied_words)}
 
 
 def _model_yaml(model: ModelVersion) -> dict[str, object]:

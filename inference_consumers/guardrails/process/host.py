@@ -81,7 +81,7 @@ class CheckHost:
         self._chance = chance
         self._lock = threading.Lock()
         self._queue = CallQueue()
-        self._closing = False
+        self._closing = threading.Event()
         self._woken = -1
         """An event of the kernel; made with the thread."""
         self._thread: threading.Thread | None = None
@@ -107,7 +107,7 @@ class CheckHost:
     def start(self) -> None:
         """Start the process; does nothing if that was done."""
         with self._lock:
-            if self._thread is None and not self._closing:
+            if self._thread is None and not self._closing.is_set():
                 metrics.GUARDRAIL_READY.labels(check=self.check).set(0)
                 self._woken = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
                 self._thread = threading.Thread(target=self._serve, name=f"check-{self.check}", daemon=True)
@@ -129,14 +129,14 @@ class CheckHost:
     def close(self, timeout_s: float) -> None:
         """End the process for good; what was asked fails."""
         with self._lock:
-            if self._thread is not None and not self._closing:
+            if self._thread is not None and not self._closing.is_set():
                 os.eventfd_write(self._woken, 1)
-            self._closing = True
+            self._closing.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
 
     def _refusal(self) -> CheckFailure | None:
-        if self._closing:
+        if self._closing.is_set():
             return ENDING
         if self._unavailable is not None:
             return UNAVAILABLE
@@ -150,15 +150,15 @@ class CheckHost:
             self._on_fatal(error)
         finally:
             with self._lock:
-                self._closing = True
+                self._closing.set()
                 os.close(self._woken)
 
     def _live_again_and_again(self) -> None:
-        while not self._closing:
+        while not self._closing.is_set():
             end = self._live()
             self._is_ready = False
             metrics.GUARDRAIL_READY.labels(check=self.check).set(0)
-            if self._closing:
+            if self._closing.is_set():
                 break
             self._failures += 1
             metrics.GUARDRAIL_RESTARTS.labels(check=self.check, end=end.kind).inc()
@@ -198,7 +198,7 @@ class CheckHost:
             killed = None
         except msgspec.DecodeError as error:
             killed = EngineEnd(EndKind.EXITED, f"it sent what is no message: {type(error).__name__}")
-        if killed is None and not self._closing:
+        if killed is None and not self._closing.is_set():
             # It may just be ending by itself: its own status tells more.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_EVERY_S)
@@ -212,8 +212,8 @@ class CheckHost:
     def _talk(self, channel: Channel) -> EngineEnd | None:
         """Ask and listen. Returns why the process must end, None at the end of the host. Raises EOFError or OSError
         when the process is gone."""
-        started_at_ms = _now_ms()
-        while not self._closing:
+        started_at_ms, incoming = _now_ms(), channel.fileno()
+        while not self._closing.is_set():
             now_ms = _now_ms()
             self._expire(now_ms)
             if not self._is_ready:
@@ -224,11 +224,11 @@ class CheckHost:
                     return EngineEnd(EndKind.HUNG, f"it did not answer within {self._limits.call_ms / 1_000:.1f} s")
             elif self._ask(channel, now_ms):
                 continue
-            ready = wait([channel, self._woken], _LOOK_EVERY_S)
+            ready = wait([incoming, self._woken], _LOOK_EVERY_S)
             if self._woken in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._woken)
-            if channel in ready:
+            if incoming in ready:
                 self._take(from_check.decode(channel.read()))
         return None
 
@@ -297,7 +297,7 @@ class CheckHost:
     def _rest(self, seconds: float) -> None:
         """Wait before the next start. What waits for too long meanwhile fails."""
         ends_at_ms = _now_ms() + round(1_000 * seconds)
-        while not self._closing and (now_ms := _now_ms()) < ends_at_ms:
+        while not self._closing.is_set() and (now_ms := _now_ms()) < ends_at_ms:
             self._expire(now_ms)
             wait([self._woken], min(_LOOK_EVERY_S, (ends_at_ms - now_ms) / 1_000))
             with contextlib.suppress(BlockingIOError):

@@ -44,9 +44,9 @@ def test_a_question_is_bounded() -> None:
 
 def test_a_queue_is_bounded() -> None:
     queue = queue_of(*(call("x") for _ in range(MOST_CALLS - 1)))
-    assert not queue.is_full
+    before = queue.is_full
     queue.add(call("x"))
-    assert queue.is_full
+    assert (before, queue.is_full) == (False, True)
     assert len(queue.take_all()) == MOST_CALLS
     assert len(queue) == 0
 

@@ -124,7 +124,7 @@ def test_a_later_rule_sees_what_the_one_before_left_and_the_engine_sees_that() -
 
 
 def test_every_text_of_a_request_is_checked_and_rewritten() -> None:
-    parts = {
+    parts: dict[str, Any] = {
         "messages": (Message("system", "MAIL1"), Message("user", "MAIL2")),
         "texts": ("MAIL3", "-"),
         "query": "MAIL4",

@@ -97,7 +97,7 @@ def test_a_policy_is_read_with_every_field(tmp_path: Path) -> None:
         ("      denied_words: [a]\n", 4, "guardrails.denied_words: no rule of input or output"),
         (
             "      input: [{check: patterns, action: log}]\n      patterns:\n        - ok\n        - '(?=a)b'\n",
-            *(7, "guardrails.patterns[1]: no regular expression of RE2: invalid perl operator: (?="),
+            *(7, "guardrails.patterns[1]: not a pattern of RE2: invalid perl operator: (?="),
         ),
         ("      input: [{check: patterns, action: log}]\n      patterns: ['x*']\n", 5, "matches the empty text"),
         ("      input: [{check: patterns, action: log}]\n      denied_words: ['  ']\n", 5, "not only spaces"),
@@ -118,7 +118,7 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, guardrails: str, line:
         ({"denied_words": ("a",) * (MOST_DENIED_WORDS + 1)}, "guardrails.denied_words: "),
         ({"denied_words": ("a" * 101,)}, "guardrails.denied_words[0]: "),
         ({"denied_words": ("a" * 100,) * (MOST_CHARACTERS // 100 + 1)}, "guardrails.patterns: with the denied words"),
-        ({"patterns": ("(?:x{1000}){1000}",)}, "guardrails.patterns[0]: no regular expression of RE2"),
+        ({"patterns": ("(?:x{1000}){1000}",)}, "guardrails.patterns[0]: not a pattern of RE2"),
         ({"input": (*POLICY.input, GuardrailRule("leaked_prompt", "log", "open"))}, "guardrails.input[2].check: "),
         ({"input": (replace(SECRETS, action="Block"), PATTERNS)}, "guardrails.input[0].action: "),
         ({"input": (replace(SECRETS, on_failure=""), PATTERNS)}, "guardrails.input[0].on_failure: "),
@@ -149,7 +149,7 @@ def test_a_policy_with_everything_off_is_none() -> None:
 
 
 def test_every_field_of_a_policy_is_in_its_digest() -> None:
-    changed = {
+    changed: dict[str, Any] = {
         "input": POLICY.input[::-1],
         "output": (SECRETS,),
         "patterns": (),

@@ -26,6 +26,7 @@ _RANK: Mapping[str, int] = {
     "settled": 8,
     Decision.HANDED_BACK: 9,
     Decision.CANCELLED: 9,
+    Decision.GUARDED: 9,
     "replied": 10,
 }
 _MIDDLE = 6

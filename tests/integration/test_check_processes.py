@@ -28,7 +28,7 @@ from inference_consumers.guardrails.process.host import (
     CheckHost,
     CheckLimits,
 )
-from tests.kit.troubled_check import CRASH, HANG, MISSING, RAISE, SLOW
+from tests.kit.troubled_check import CRASH, HANG, MISSING, ODD, RAISE, SLOW
 from tests.kit.waiting import eventually
 
 WAIT_S = 20
@@ -99,7 +99,7 @@ def test_calls_that_come_together_are_answered_each(asked: Asked) -> None:
         assert bool(answer[0]) == ("KEY" in text)
 
 
-@pytest.mark.parametrize(("text", "failure"), [(CRASH, DIED), (HANG, DIED), (RAISE, FAILED)])
+@pytest.mark.parametrize(("text", "failure"), [(CRASH, DIED), (HANG, DIED), (RAISE, FAILED), (ODD, FAILED)])
 def test_a_text_that_a_check_cannot_bear_fails_and_its_neighbours_do_not(
     asked: Asked, text: str, failure: CheckFailure
 ) -> None:

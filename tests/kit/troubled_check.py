@@ -6,19 +6,20 @@ import sys
 import time
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 from inference_consumers.guardrails.check import CheckContext, CheckUnavailableError, Finding
 from inference_consumers.guardrails.process.child import main
 from tests.kit.scripted_checks import found
 
-CRASH, HANG, RAISE, SLOW = "CRASH", "HANG", "RAISE", "SLOW"
+CRASH, HANG, RAISE, SLOW, ODD = "CRASH", "HANG", "RAISE", "SLOW", "ODD"
 SLOW_S = 0.3
 MISSING = "toxicity"
 """A check whose package is missing."""
 
 
 class TroubledCheck:
-    """Finds what ``scripted_checks`` marks. ``PID`` finds the id of the process, as the place of a finding."""
+    """Finds what ``scripted_checks`` marks."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -30,9 +31,12 @@ class TroubledCheck:
             time.sleep(60)
         if any(RAISE in text for text in texts):
             raise ValueError(f"cannot read {texts}")
+        if any(ODD in text for text in texts):
+            odd: Any = object()
+            return [[Finding("odd", odd, odd, 1.0)]]
         if any(SLOW in text for text in texts):
             time.sleep(SLOW_S)
-        return [[Finding("pid", 0, os.getpid(), 1.0)] if text == "PID" else found(self.name, text) for text in texts]
+        return [found(self.name, text) for text in texts]
 
 
 def load(names: Collection[str], models_dir: Path) -> dict[str, TroubledCheck]:

@@ -5,6 +5,7 @@ a library's warning or traceback may quote a text.
 """
 
 import os
+import resource
 import signal
 import sys
 from collections.abc import Callable, Collection, Mapping
@@ -27,6 +28,8 @@ def main(load: _LoadChecks) -> int:
     # They are meant for the consumer, which ends this process when it needs it no more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A core file would hold the text that ended it.
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     try:
@@ -53,7 +56,10 @@ def _serve(channel: Channel, load: _LoadChecks) -> int:
         message = to_check.decode(channel.read())
         if not isinstance(message, Ask):
             raise TypeError(f"{type(message).__name__} is no question")
-        channel.write(_answer(check, message))
+        try:
+            channel.write(_answer(check, message))
+        except (TypeError, UnicodeEncodeError, OverflowError) as error:
+            channel.write(Found(message.call_id, error=type(error).__name__))
 
 
 def _answer(check: Check, asked: Ask) -> Found:

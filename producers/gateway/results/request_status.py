@@ -34,6 +34,7 @@ _STATUS_OF_STATE: Mapping[str, RequestState] = {
     Decision.EXPIRED: RequestState.FINISHING,
     Decision.CANCELLED: RequestState.FINISHING,
     Decision.CACHED: RequestState.FINISHING,
+    Decision.GUARDED: RequestState.FINISHING,
 }
 
 

@@ -25,6 +25,7 @@ def test_nothing_is_known_of_nothing() -> None:
         (Decision.DEGRADED, RequestState.QUEUED),
         (Decision.DISPATCHED, RequestState.RUNNING),
         (Decision.HANDED_BACK, RequestState.QUEUED),
+        (Decision.GUARDED, RequestState.FINISHING),
         (Decision.REFUSED, RequestState.FINISHING),
         (Decision.EXPIRED, RequestState.FINISHING),
         (Decision.CANCELLED, RequestState.FINISHING),

@@ -230,7 +230,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, GuardrailPolicy):
         return json_text(asdict(value))
     if isinstance(value, tuple):
-        return json_text([asdict(entry) if is_dataclass(entry) else entry for entry in value])
+        entries = [asdict(one) if is_dataclass(one) and not isinstance(one, type) else one for one in value]
+        return json_text(entries)
     return value
 
 

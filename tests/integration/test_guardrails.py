@@ -157,7 +157,7 @@ def test_a_check_that_is_killed_opens_no_gate_and_loses_nothing(served: Served) 
     found = replies.wait(ids, 120)
     for number, request in sent:
         reply = found[request.request_id]
-        allowed = {(Outcome.REJECTED, Code.GUARDRAIL_UNAVAILABLE)}
+        allowed: set[tuple[str, str | None]] = {(Outcome.REJECTED, Code.GUARDRAIL_UNAVAILABLE)}
         allowed.add((Outcome.REJECTED, Code.GUARDRAIL_BLOCKED) if number % 2 else (Outcome.OK, None))
         assert (reply.outcome, reply.code) in allowed
     replies.read_to_end()

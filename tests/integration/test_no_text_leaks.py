@@ -240,12 +240,12 @@ def test_no_header_of_a_record_and_no_key_of_ours_has_text(used: Served) -> None
 
 def test_no_decision_and_no_usage_has_text(used: Served) -> None:
     pipeline = used.pipeline
-    for topic, kind in ((names.LEDGER_AUDIT, AuditEvent), (names.LEDGER_USAGE, UsageEvent)):
-        reader = pipeline.reader(topic)
-        reader.read_to_end()
-        events = pipeline.decoded(reader, kind)
-        assert events
-        assert [event for event in events if leaks(repr(event))] == []
+    audit, usage = pipeline.reader(names.LEDGER_AUDIT), pipeline.reader(names.LEDGER_USAGE)
+    audit.read_to_end()
+    usage.read_to_end()
+    events = [*pipeline.decoded(audit, AuditEvent), *pipeline.decoded(usage, UsageEvent)]
+    assert events
+    assert [event for event in events if leaks(repr(event))] == []
     with psycopg.connect(used.database.owner_dsn) as connection:
         for table in ("audit_logs", "usage", "usage_daily", "tenants"):
             connection.execute("SELECT set_config('fairlane.tenant', '*', false)")

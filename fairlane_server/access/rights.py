@@ -122,7 +122,7 @@ def _topic_rights(families: Iterable[TopicFamily], user: KafkaUser) -> Iterator[
             if family.placeholders:
                 # Of a new tenant, and of its pool.
                 yield Resource.TOPIC, name, is_prefix, Operation.CREATE
-                yield Resource.TOPIC, name, is_prefix, Operation.DESCRIBE_CONFIGS
+                yield Resource.TOPIC, name, is_prefix, Operation.DESCRIBE
             if not family.records and not family.placeholders:
                 # A purge.
                 yield Resource.TOPIC, name, is_prefix, Operation.DELETE

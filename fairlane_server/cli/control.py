@@ -178,19 +178,8 @@ def list_tenants(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson 
     """Show the tenants that the cluster's processes know."""
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     control = tenant_topic(settings, codec_for(settings))
-    columns = (
-        "managed by",
-        "weight",
-        "classes",
-        "models",
-        "services",
-        "pool",
-        "queue",
-        "quotas",
-        "groups",
-        "forbids",
-        "cache",
-    )
+    own = ("managed by", "weight", "classes", "models", "services", "pool")
+    columns = (*own, "queue", "quotas", "groups", "forbids", "cache")
     list_records(control, columns, _tenant_row, as_json=as_json)
 
 

@@ -10,17 +10,14 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from functools import partial
 from typing import Annotated
-from uuid import uuid4
 
 import typer
 
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.dead_letters import position_name
-from fairlane.names import DEAD_LETTER_REQUESTS, DEAD_LETTER_WORK
 from fairlane.records import SourceCoordinate
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
@@ -40,28 +37,23 @@ from fairlane_server.cli.output import (
     warn,
 )
 from fairlane_server.cli.progress import interruptible, progress_bar
+from fairlane_server.dead_letters.bulk import (
+    REPLAYED,
+    SELECTED,
+    DeadLetters,
+    Surveys,
+    cut_of,
+    due_letters,
+    replay_letter,
+    short_name,
+    survey,
+    topics_of,
+)
 from fairlane_server.dead_letters.describe import contents, facts, flat
 from fairlane_server.dead_letters.letters import Letter, ReplayMark
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
-from fairlane_server.dead_letters.replay import (
-    NotReplayableError,
-    NotReplayedError,
-    Replay,
-    Replayer,
-    ReplayRate,
-    make_replay,
-)
+from fairlane_server.dead_letters.replay import Replay, Replayer, ReplayRate
 from fairlane_server.dead_letters.selection import ALL_OFFSETS, OffsetRange, Selection, parse_offsets, parse_time
-
-
-class DeadLetters(StrEnum):
-    """The dead-letter topics, as the command line calls them."""
-
-    REQUESTS = "requests"
-    WORK = "work"
-
-
-TOPICS = {DeadLetters.REQUESTS: DEAD_LETTER_REQUESTS, DeadLetters.WORK: DEAD_LETTER_WORK}
 
 
 def _time(option: str, text: str) -> int:
@@ -113,16 +105,6 @@ def _checked(selection: Selection, topic: DeadLetters | None) -> Selection:
     if selection.offsets != ALL_OFFSETS and topic is None:
         fail("--offsets: each topic has its own offsets, so it needs --topic as well")
     return selection
-
-
-def topics_of(topic: DeadLetters | None) -> list[str]:
-    return list(TOPICS.values()) if topic is None else [TOPICS[topic]]
-
-
-def short_name(place: SourceCoordinate) -> str:
-    """A letter's place as the commands write it: ``work-0@12``."""
-    short = next((name for name, topic in TOPICS.items() if topic == place.topic), place.topic)
-    return f"{short}-{place.partition}@{place.offset}"
 
 
 _COLUMNS = ("letter", "died (UTC)", "tenant", "model", "request", "exception", "message", "replayed")
@@ -289,7 +271,7 @@ def replay_command(
         stretches = log.stretches(
             topics_of(topic), since_ms=selection.since_ms, partition=partition, whole=replayer is not None
         )
-        surveys = [(stretch, _survey(log, stretch, selection, as_json=as_json)) for stretch in stretches]
+        surveys = [(stretch, survey(_read(log, stretch, as_json=as_json), stretch, selection)) for stretch in stretches]
         try:
             run.replay(log, surveys, replayer, again=again)
         finally:
@@ -302,22 +284,6 @@ def _replayer(settings: Settings, codec: Codec, *, dry_run: bool) -> AbstractCon
     if dry_run:
         return nullcontext()
     return Replayer(settings, codec, f"dlq:{settings.kafka_sasl_username or getpass.getuser()}", now_ms)
-
-
-_SELECTED, _REPLAYED = 1, 2
-
-
-def _survey(log: DeadLetterReader, stretch: PartitionRange, selection: Selection, *, as_json: bool) -> bytearray:
-    """One byte for each offset of a partition, which may hold millions: whether its letter is selected, and whether it
-    was replayed as well. Raises ClusterError."""
-    marks = bytearray(len(stretch))
-    for found in _read(log, stretch, as_json=as_json):
-        if isinstance(found, Letter):
-            if selection.takes(found):
-                marks[found.place.offset - stretch.first] = _SELECTED
-        elif (index := found.letter.offset - stretch.first) >= 0 and marks[index]:
-            marks[index] = _REPLAYED
-    return marks
 
 
 @dataclass(slots=True)
@@ -334,7 +300,7 @@ class _Run:
     def replay(
         self,
         log: DeadLetterReader,
-        surveys: list[tuple[PartitionRange, bytearray]],
+        surveys: Surveys,
         replayer: Replayer | None,
         *,
         again: bool,
@@ -342,11 +308,11 @@ class _Run:
         """Send what is due; only say so without a replayer. Raises ClusterError when it cannot go on."""
         if again:
             surveys = [(stretch, marks.replace(b"\2", b"\1")) for stretch, marks in surveys]
-        left = sum(marks.count(_SELECTED) for _, marks in surveys)
-        self.counts.update(left=left, replayed_before=sum(marks.count(_REPLAYED) for _, marks in surveys))
+        left = sum(marks.count(SELECTED) for _, marks in surveys)
+        self.counts.update(left=left, replayed_before=sum(marks.count(REPLAYED) for _, marks in surveys))
         total = left if self.limit is None else min(left, self.limit)
         with interruptible() as self.stopping, progress_bar("replaying", total, as_json=self.as_json) as advance:
-            for letter in _due_letters(log, surveys):
+            for letter in due_letters(log, surveys):
                 sent = self.counts["replayed"] + self.counts["failed"]
                 if self.stopping() or (self.limit is not None and sent >= self.limit):
                     return
@@ -365,21 +331,16 @@ class _Run:
         say(("stopped: " if self.stopping() else "") + ", ".join(parts))
 
     def _one(self, letter: Letter, replayer: Replayer | None) -> None:
-        try:
-            replay = make_replay(letter, str(uuid4()))
-            if replayer is not None and not self._wait():
-                return
-            place = None if replayer is None else replayer.send(replay)
-        except (NotReplayableError, NotReplayedError) as error:
-            result = "skipped" if isinstance(error, NotReplayableError) else "failed"
-            if self.as_json:
-                _line({"letter": position_name(letter.place), "result": result, "reason": str(error)})
-            else:
-                warn(f"{short_name(letter.place)}: {result}: {printable(str(error))}")
+        found = replay_letter(letter, replayer, self._wait)
+        if found is None:
+            return
+        if found.result == "replayed" and found.replay is not None:
+            self._show(found.replay, found.place)
+        elif self.as_json:
+            _line({"letter": position_name(letter.place), "result": found.result, "reason": found.reason})
         else:
-            result = "replayed"
-            self._show(replay, place)
-        self.counts.update({result: 1, "left": -1})
+            warn(f"{short_name(letter.place)}: {found.result}: {printable(found.reason or '')}")
+        self.counts.update({found.result: 1, "left": -1})
 
     def _wait(self) -> bool:
         """Wait for the next turn. False when there will be none."""
@@ -399,16 +360,6 @@ class _Run:
         say(f"{short_name(replay.letter)}: {where}, replay of {request.replay_of}")
 
 
-def _due_letters(log: DeadLetterReader, surveys: list[tuple[PartitionRange, bytearray]]) -> Iterator[Letter]:
-    for stretch, marks in surveys:
-        first, last = marks.find(_SELECTED), marks.rfind(_SELECTED)
-        if first >= 0:
-            due = PartitionRange(stretch.topic, stretch.partition, stretch.first + first, stretch.first + last + 1)
-            for offset, found in log.read(due):
-                if marks[offset - stretch.first] == _SELECTED and isinstance(found, Letter):
-                    yield found
-
-
 def _line(value: object) -> None:
     typer.echo(json.dumps(value, ensure_ascii=False))
 
@@ -424,17 +375,6 @@ UpToOffset = Annotated[
     OffsetRange | None, typer.Option(metavar="RANGE", parser=_offsets, help="Up to and with an offset: -40.")
 ]
 Refused = Annotated[str | None, typer.Option(hidden=True)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Records to delete of a partition: those before ``before_offset``, of which ``letters`` are dead letters."""
-
-    topic: str
-    partition: int
-    before_offset: int
-    letters: int
-    replayed: int
 
 
 @app.command("purge")
@@ -474,7 +414,7 @@ def purge_command(
         cuts = [
             cut
             for stretch in stretches
-            if (cut := _cut(log, stretch, until, offsets.last, as_json=as_json)).before_offset
+            if (cut := cut_of(log, stretch, until, offsets.last, partial(_read, log, as_json=as_json))).before_offset
         ]
         letters, replayed = sum(cut.letters for cut in cuts), sum(cut.replayed for cut in cuts)
         what = f"{letters} dead letters of {topics_of(topic)[0]}, {letters - replayed} of them never replayed"
@@ -490,18 +430,3 @@ def purge_command(
         say("nothing to delete")
     else:
         say(f"{'would delete' if dry_run else 'deleted'} {what}")
-
-
-def _cut(
-    log: DeadLetterReader, stretch: PartitionRange, until_ms: int | None, last: int | None, *, as_json: bool
-) -> _Cut:
-    """Where to cut a partition, and what goes; before offset 0 when nothing does."""
-    end = stretch.end if last is None else min(stretch.end, last + 1)
-    if until_ms is not None and (until := log.offset_at(stretch.topic, stretch.partition, until_ms)) is not None:
-        end = min(end, until)
-    if end <= stretch.first:
-        return _Cut(stretch.topic, stretch.partition, 0, 0, 0)
-    # To the end of the partition: a mark may come after the cut that removes its letter.
-    marks = _survey(log, stretch, Selection(offsets=OffsetRange(last=end - 1)), as_json=as_json)
-    replayed = marks.count(_REPLAYED)
-    return _Cut(stretch.topic, stretch.partition, end, marks.count(_SELECTED) + replayed, replayed)

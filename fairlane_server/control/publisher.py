@@ -30,8 +30,8 @@ _NO_LEADER_YET = {KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVA
 class Publication(Generic[RecordT]):
     """Records to publish on a control topic, by key: new ones and those that differ from the published ones.
 
-    ``unknown`` are published keys that the file does not name any more. ``foreign`` are those of the file that are
-    managed by something else: they are not published.
+    ``unknown`` are published keys that the file does not name any more. ``foreign`` are keys of the file that something
+    else manages: they are not published.
     """
 
     changed: Mapping[str, RecordT]

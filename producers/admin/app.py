@@ -11,12 +11,16 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from fairlane import logs
+from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
+from fairlane_server.administration.dead_letters import DeadLetterOffice
 from fairlane_server.administration.events import AdminAudit
+from fairlane_server.administration.observer import Observer
+from fairlane_server.administration.tenants import Tenants
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
-from producers.admin import audit, identities
+from producers.admin import audit, dead_letters, identities, observation, tenants
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -64,6 +68,16 @@ class AdminApi:
         self._pool = DeadlinePool(dsn, "fairlane-admin-identity", _IDENTITY_CONNECTIONS)
         self._authenticator = authenticator(settings, self._pool, None, None)
         self._stores = Stores(Serial("Postgres"), ApiKeys(dsn), AdminAudit(dsn))
+        codec = codec_for(settings)
+        # Changes of tenants record themselves, in the thread that makes them.
+        self._kafka_audit = AdminAudit(dsn)
+        self._kafka_calls = Serial("Kafka")
+        self._tenants = Tenants(settings, codec, self._kafka_audit)
+        # Apart: a replay takes up to minutes.
+        self._letter_calls, self._load_calls = Serial("dead letters"), Serial("loads")
+        self._letter_audit = AdminAudit(dsn)
+        self._office = DeadLetterOffice(settings, codec, self._letter_audit)
+        self._observer = Observer(settings, codec)
         self.app = FastAPI(
             title="Fairlane administration",
             description="Tenants, keys, users, dead letters, loads and the audit of a deployment.",
@@ -75,8 +89,14 @@ class AdminApi:
         )
         error_responses.install(self.app)
         openapi.install(self.app)
-        deps = AdminDeps(self._authenticator, self._stores)
-        for router in (identities.router(deps), audit.router(deps)):
+        deps = AdminDeps(self._authenticator, self._stores, self._kafka_calls)
+        for router in (
+            tenants.router(deps, self._tenants),
+            identities.router(deps),
+            dead_letters.router(deps, self._office, self._letter_calls),
+            observation.router(deps, self._observer, self._load_calls),
+            audit.router(deps),
+        ):
             self.app.include_router(router, prefix=PREFIX)
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
@@ -110,9 +130,11 @@ class AdminApi:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stores = self._stores
-            for part in (stores.keys, stores.audit):
+            audits = (stores.audit, self._kafka_audit, self._letter_audit)
+            for part in (stores.keys, self._tenants, self._observer, *audits):
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
-            stack.push_async_callback(stores.calls.close)
+            for calls in (stores.calls, self._kafka_calls, self._letter_calls, self._load_calls):
+                stack.push_async_callback(calls.close)
             stack.push_async_callback(self._pool.close)
             stack.push_async_callback(self._authenticator.close)
             await self._pool.open()

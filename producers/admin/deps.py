@@ -47,10 +47,12 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class AdminDeps:
-    """Dependencies of all routes. ``authenticate`` is a FastAPI dependency that returns the caller's identity."""
+    """Dependencies of all routes. ``authenticate`` is a FastAPI dependency that returns the caller's identity;
+    ``kafka_calls`` is the thread of what uses Kafka."""
 
     authenticate: Authenticate
     stores: Stores
+    kafka_calls: Serial
 
     def caller(self, permission: Permission) -> Any:
         """FastAPI dependency: the caller, who has this permission."""

@@ -6,7 +6,14 @@ from typing import Final
 
 from fairlane.outcomes import Code
 from fairlane.schema_registry import RegistryError
+from fairlane_server.administration.dead_letters import TooMuchError
 from fairlane_server.administration.events import AuditError
+from fairlane_server.administration.tenants import (
+    ETagNeededError,
+    TenantChangedError,
+    TenantConflictError,
+    TenantNotFoundError,
+)
 from fairlane_server.api_keys.key_store import (
     ApiKeysError,
     BeyondOwnRightsError,
@@ -15,19 +22,22 @@ from fairlane_server.api_keys.key_store import (
     KeyNotFoundError,
 )
 from fairlane_server.kafka.cluster_admin import ClusterError
+from fairlane_server.kafka.open_kafka import OpenKafkaError
 from producers.gateway.openapi import ErrorDocs, errors
 from producers.openai_api.errors import UNAVAILABLE, GatewayError
 
 NOT_FOUND: Final = "not_found"
 CONFLICT: Final = "conflict"
+CHANGED: Final = "precondition_failed"
+ETAG_NEEDED: Final = "precondition_required"
 _RETRY_AFTER_MS: Final = 2_000
 
 _DOCS: ErrorDocs = {
     400: (Code.INVALID, "A field is invalid; `field` names it"),
     404: (NOT_FOUND, "There is nothing with this name"),
     409: (CONFLICT, "The state of it does not permit this"),
-    412: ("precondition_failed", "It was changed since; read it again"),
-    428: ("precondition_required", "An existing tenant is changed with `If-Match`"),
+    412: (CHANGED, "It was changed since; read it again"),
+    428: (ETAG_NEEDED, "An existing tenant is changed with `If-Match`"),
 }
 READING = errors((400, 401, 403, 429, 503), _DOCS, is_native=True)
 READING_ONE = errors((400, 401, 403, 404, 429, 503), _DOCS, is_native=True)
@@ -48,6 +58,18 @@ def answered_errors() -> Iterator[None]:
         raise GatewayError(404, NOT_FOUND, str(error)) from None
     except KeyEndedError as error:
         raise GatewayError(409, CONFLICT, str(error)) from None
+    except TenantNotFoundError as error:
+        raise not_found(str(error)) from None
+    except TenantConflictError as error:
+        raise GatewayError(409, CONFLICT, str(error), field=error.field) from None
+    except TooMuchError as error:
+        raise GatewayError(400, Code.INVALID, str(error), field="since") from None
+    except OpenKafkaError as error:
+        raise GatewayError(409, CONFLICT, str(error)) from None
+    except TenantChangedError as error:
+        raise GatewayError(412, CHANGED, str(error), field="if-match") from None
+    except ETagNeededError as error:
+        raise GatewayError(428, ETAG_NEEDED, str(error), field="if-match") from None
     except (ApiKeysError, AuditError) as error:
         raise unavailable(f"Postgres: {error}") from None
     except (ClusterError, RegistryError) as error:

@@ -10,7 +10,7 @@ import pytest
 from fairlane import headers, names
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceReply, InferenceRequest
-from fairlane_server.cli.dlq import DeadLetters
+from fairlane_server.dead_letters.bulk import DeadLetters
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.kit.log_reader import LogReader
 from tests.kit.pipeline import header

@@ -14,7 +14,7 @@ from fairlane import names
 from fairlane.clock import now_ms
 from fairlane.kafka_config import transactional_producer
 from fairlane.records import SourceCoordinate
-from fairlane_server.cli.dlq import DeadLetters
+from fairlane_server.dead_letters.bulk import DeadLetters
 from fairlane_server.dead_letters.letters import Letter, ReplayMark, mark_headers
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import Replay, Replayer, make_replay, mark_record

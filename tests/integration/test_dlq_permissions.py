@@ -18,7 +18,7 @@ from confluent_kafka.admin import (
 )
 
 from fairlane.names import DEAD_LETTER_REPLAY_ID
-from fairlane_server.cli.dlq import DeadLetters
+from fairlane_server.dead_letters.bulk import DeadLetters
 from fairlane_server.topics.families import load_families
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
 from tests.kit.pipeline import unique_name

@@ -13,8 +13,9 @@ from confluent_kafka.admin import NewTopic
 from fairlane import names
 from fairlane.dead_letters import DeadLetterError, LetterWriter, dead_letter_headers
 from fairlane.records import InferenceRequest, SourceCoordinate, WorkItem
-from fairlane_server.cli import dlq, main
-from fairlane_server.cli.dlq import DeadLetters
+from fairlane_server.cli import main
+from fairlane_server.dead_letters import bulk
+from fairlane_server.dead_letters.bulk import DeadLetters
 from tests.kit.pipeline import Pipeline
 from tests.kit.waiting import eventually
 from tests.kit.work_items import work_item
@@ -87,7 +88,7 @@ def dead_letters(
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
     topics = {name: f"{unique}.dead-letter.{name}" for name in DeadLetters}
     for name, topic in topics.items():
-        monkeypatch.setitem(dlq.TOPICS, name, topic)
+        monkeypatch.setitem(bulk.TOPICS, name, topic)
 
     def run(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as caught:

@@ -126,8 +126,8 @@ USES = {
         "control-prices": ("fairlane_server/cli/prices.py", "CONTROL_PRICES"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
-        "dead-letter-requests": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_REQUESTS"),
-        "dead-letter-work": ("fairlane_server/cli/dlq.py", "DEAD_LETTER_WORK"),
+        "dead-letter-requests": ("fairlane_server/dead_letters/bulk.py", "DEAD_LETTER_REQUESTS"),
+        "dead-letter-work": ("fairlane_server/dead_letters/bulk.py", "DEAD_LETTER_WORK"),
     },
     ("operator", WRITES): {
         "control-tenants": ("fairlane_server/cli/control.py", "CONTROL_TENANTS"),

@@ -1,0 +1,187 @@
+"""Changes of single tenants, for the admin API: decided against what is published, recorded, then published."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+
+import psycopg
+
+from fairlane.closing import Closing
+from fairlane.codec import Codec
+from fairlane.records import TenantSpec
+from fairlane.settings import Settings
+from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind, AdminEventOutcome, AuditError
+from fairlane_server.control.published_tenants import tenant_topic
+from fairlane_server.control.tenants_file import API, tenant_document
+from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
+from fairlane_server.kafka.open_kafka import check_open_kafka
+from fairlane_server.postgres.connection import ReconnectingConnection, reason
+from fairlane_server.store_error import ReportableError
+from fairlane_server.topics.admin import apply_plan, read_state
+from fairlane_server.topics.families import expand, load_families
+from fairlane_server.topics.plan import plan
+
+_LONGEST_CHANGE_S = 120.0
+# Any number of our own: two processes never change tenants at the same time.
+_LOCK = "SELECT pg_advisory_xact_lock(3170517420259)"
+
+Published = Mapping[str, TenantSpec | None]
+
+
+class TenantError(ReportableError):
+    """The change was refused; nothing was done."""
+
+
+class TenantNotFoundError(TenantError):
+    """No such tenant."""
+
+
+class TenantConflictError(TenantError):
+    """The state of the tenants does not permit it. ``field`` is the key at fault, if any."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class TenantChangedError(TenantError):
+    """It is not what the caller has read."""
+
+
+class ETagNeededError(TenantError):
+    """The caller did not say what it has read."""
+
+
+@dataclass(frozen=True, slots=True)
+class TenantChange:
+    """A decided change. ``before`` is None for a new tenant, ``after`` for a removed one."""
+
+    tenant: str
+    before: TenantSpec | None
+    after: TenantSpec | None
+
+
+def etag_of(spec: TenantSpec | None) -> str:
+    """Changes whenever the tenant does. None: a published record that cannot be read."""
+    return sha256(repr(spec).encode()).hexdigest()[:32]
+
+
+def decide_set(published: Published, wanted: TenantSpec, etag: str | None, *, adopt: bool) -> TenantChange:
+    """A new or changed tenant. ``etag`` is of what the caller has read, None for a new one; ``adopt``: take the tenant
+    over from the file. Raises TenantError."""
+    name = wanted.tenant
+    before = _found(published, name, etag, adopt=adopt) if name in published else None
+    if name not in published and etag is not None:
+        raise TenantNotFoundError("there is no such tenant")
+    owner = next(
+        (one for one, spec in published.items() if one != name and spec and wanted.pool and spec.pool == wanted.pool),
+        None,
+    )
+    if owner is not None:
+        raise TenantConflictError(f"{wanted.pool!r} is already the dedicated pool of {owner!r}", "pool")
+    return TenantChange(name, before, wanted)
+
+
+def decide_removal(published: Published, tenant: str, etag: str | None) -> TenantChange:
+    """The end of a tenant that the API manages. Raises TenantError."""
+    if tenant not in published:
+        raise TenantNotFoundError("there is no such tenant")
+    return TenantChange(tenant, _found(published, tenant, etag, adopt=False), None)
+
+
+def _found(published: Published, tenant: str, etag: str | None, *, adopt: bool) -> TenantSpec | None:
+    known = published[tenant]
+    if known is not None and known.managed_by != API and not adopt:
+        raise TenantConflictError("the tenants file manages this tenant; `adopt=true` takes it over")
+    if etag is None:
+        raise ETagNeededError("say with `If-Match` which state is changed")
+    if etag != etag_of(known):
+        raise TenantChangedError("it was changed since it was read")
+    return known
+
+
+class Tenants(Closing):
+    """The published tenants. For one thread at a time; all instances change one after another."""
+
+    def __init__(self, settings: Settings, codec: Codec, audit: AdminAudit) -> None:
+        self._settings = settings
+        self._topic = tenant_topic(settings, codec)
+        self._audit = audit
+        dsn = settings.postgres_dsn.get_secret_value()
+        self._lock = ReconnectingConnection(dsn, "fairlane-tenants", _LONGEST_CHANGE_S)
+
+    def close(self) -> None:
+        self._lock.close()
+
+    def read(self) -> dict[str, TenantSpec | None]:
+        """All tenants by name; None for one that cannot be read. Raises ClusterError."""
+        return self._topic.read()
+
+    def set(self, wanted: TenantSpec, etag: str | None, author: str, *, adopt: bool) -> TenantChange:
+        """Create the tenant's topics, then publish it. Raises TenantError: nothing was done; ClusterError, AuditError:
+        the audit says how far it came."""
+        with self._locked():
+            published = self._topic.read()
+            change = decide_set(published, wanted, etag, adopt=adopt)
+            check_open_kafka(self._settings, published.keys() | {wanted.tenant})
+            with self._recorded(AdminEventKind.TENANT_SET, change, author):
+                self._create_topics(wanted)
+                self._topic.publish([wanted])
+        return change
+
+    def remove(self, tenant: str, etag: str | None, author: str) -> TenantChange:
+        """Withdraw a tenant; its topics stay. Raises as ``set``."""
+        with self._locked():
+            change = decide_removal(self._topic.read(), tenant, etag)
+            with self._recorded(AdminEventKind.TENANT_REMOVED, change, author):
+                self._topic.publish([], [tenant])
+        return change
+
+    def _create_topics(self, spec: TenantSpec) -> None:
+        cluster = ClusterAdmin(self._settings)
+        families = [family for family in load_families() if family.placeholders]
+        wanted = expand(families, [spec], models=())
+        # Without the settings of topics: those that exist stay as they are.
+        state = read_state(cluster, ())
+        missing = tuple(topic for topic in wanted if topic.name not in state.topics)
+        made = plan(
+            missing,
+            state.topics,
+            families=(),
+            broker_config=state.broker_config,
+            replication_factor=state.default_replication_factor,
+        )
+        for one in apply_plan(cluster, made):
+            if one.result == "failed":
+                raise ClusterError(f"{one.change.topic}: {one.change.action} failed: {one.reason}")
+
+    @contextmanager
+    def _recorded(self, kind: AdminEventKind, change: TenantChange, author: str) -> Iterator[None]:
+        """Record the start of the block, and its end."""
+        details = {"before": _document(change.before), "after": _document(change.after)}
+        started = AdminEvent(kind, change.tenant, author, details=details, outcome=AdminEventOutcome.STARTED)
+        number = self._audit.note(started)
+        outcome, why = AdminEventOutcome.FAILED, "the process failed"
+        try:
+            yield
+            outcome, why = AdminEventOutcome.DONE, ""
+        except (ClusterError, ReportableError) as error:
+            why = str(error)
+            raise
+        finally:
+            ended = {"reason": why} if why else {}
+            self._audit.note(AdminEvent(kind, change.tenant, author, details=ended, outcome=outcome, of_event=number))
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        try:
+            with self._lock.transaction(timeout_s=_LONGEST_CHANGE_S) as connection:
+                connection.execute(_LOCK)
+                yield
+        except psycopg.Error as error:
+            raise AuditError(f"tenants cannot be locked: {reason(error)}") from None
+
+
+def _document(spec: TenantSpec | None) -> dict[str, object] | None:
+    return None if spec is None else {"managed_by": spec.managed_by, **tenant_document(spec)}

@@ -66,6 +66,15 @@ COST = Counter(
     "Cost of requests, in units of the currency; exact sums are in Postgres",
     ["tenant", "model", "currency"],
 )
+BUDGET_SPENT_RATIO = Gauge(
+    "fairlane_budget_spent_ratio",
+    "Spent in the present period over the budget; of each key or user: of the one that spent most",
+    ["tenant", "of", "period", "limit"],
+)
+BUDGETS_UNKNOWN = Gauge("fairlane_budgets_unknown", "Tenants with budgets whose spending is not known yet")
+BUDGET_RESERVATIONS_LOST = Counter(
+    "fairlane_budget_reservations_lost_total", "Reservations of budgets dropped because their end was not read"
+)
 UNPRICED = Counter("fairlane_unpriced_total", "Requests without a known cost: no price was in force", ["model"])
 HANDED_BACK = Counter(
     "fairlane_handed_back_total",

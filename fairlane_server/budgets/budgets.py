@@ -111,8 +111,12 @@ def utc_text(at_ms: int) -> str:
 
 
 def budget_name(budget: Budget | BudgetNotice) -> str:
-    """The budget in words: ``month of the tenant``."""
-    whose = "the tenant" if budget.of == BudgetScope.TENANT else budget.of.replace("_", " ")
+    """The budget in words: ``month budget of the tenant``."""
+    whose = budget.of
+    if budget.of == BudgetScope.TENANT:
+        whose = "the tenant"
+    elif isinstance(budget, BudgetNotice):
+        whose = budget.caller or budget.of
     return f"{budget.period} budget of {whose}"
 
 

@@ -99,6 +99,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "conversation_turns": f"SELECT ({_TURN})",
             "collections": "SELECT",
             PASSAGES: "SELECT",
+            # What a tenant with budgets has spent, and how much of the log is in that sum.
+            "usage_daily": "SELECT (tenant, day, currency, cost_nanos)",
+            "usage_daily_callers": "SELECT (tenant, day, requested_by, currency, cost_nanos)",
+            "source_offsets": "SELECT (topic, partition, next_offset)",
         },
         functions=("match_passages(bigint, text, integer)",),
     ),

@@ -34,6 +34,7 @@ from fairlane_server.retrieval.embedders import query_embedder_for
 from fairlane_server.retrieval.pgvector_search import PgVectorSearch
 from fairlane_server.topics.families import pools_of
 from stream_processors.dispatcher.assembly import assemble
+from stream_processors.dispatcher.budgets.loader import SpendingLoader
 from stream_processors.dispatcher.deduplication.reply_archive import KafkaReplyArchive
 from stream_processors.dispatcher.enrichment.background_embedder import BackgroundEmbedder
 from stream_processors.dispatcher.enrichment.history import HistoryReader
@@ -57,6 +58,8 @@ _CANCEL_AGAIN_AFTER_S = 0.2
 _SWITCH_INTERVAL_S = 0.0005
 _REVOKE_TIMEOUT_S = 3.0
 _REDIS_TIMEOUT_S = 0.25
+_SPENDING_TIMEOUT_S = 5.0
+"""How long requests wait at the start for what was spent of the budgets; then hard ones refuse until it is known."""
 
 
 class DispatcherApp:
@@ -135,6 +138,8 @@ class DispatcherApp:
             lambda: self._prices.book,
             now_ms,
         )
+        budgets = self._dispatcher.output.budgets
+        self._spending = SpendingLoader(budgets.ledger, self._passages.pool, now_ms)
         self._reporter = HeartbeatPublisher(settings, self._codec, self._heartbeat)
         self._stream = RequestStream(
             settings,
@@ -162,6 +167,7 @@ class DispatcherApp:
         self._readiness.set("feeds")
         await self._passages.open()
         tasks = [asyncio.create_task(self._embedder.load(), name="embedder")]
+        await self._spending.load_all(_SPENDING_TIMEOUT_S)
         await self._loop.run_in_executor(None, self._transactions.start)
         self._readiness.set("producer")
         collect_less_often()
@@ -185,6 +191,7 @@ class DispatcherApp:
             "schemas": dispatcher.intake.run(),
             "heartbeat": self._reporter.run(),
             "upkeep": self._upkeep(),
+            "spending": self._spending.run(),
         }
         return tasks if self._redis is None else tasks | {"redis state": report_state(self._redis)}
 
@@ -243,7 +250,13 @@ class DispatcherApp:
         scheduler, stats = self._dispatcher.scheduler, self._dispatcher.output.counts.recent
         scheduler.refresh(at_ms)
         return heartbeat_report.report(
-            scheduler, stats, self._settings.instance_id, self._started_at_ms, at_ms, with_tenants=with_tenants
+            scheduler,
+            stats,
+            self._settings.instance_id,
+            self._started_at_ms,
+            at_ms,
+            with_tenants=with_tenants,
+            budgets=self._dispatcher.output.budgets.loads() if with_tenants else (),
         )
 
     def _show_registry(self) -> None:

@@ -18,6 +18,7 @@ from stream_processors.dispatcher.admission.quotas import LocalQuotas, Quotas
 from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy
 from stream_processors.dispatcher.admission.stage import AdmissionInbox, AdmissionStage
+from stream_processors.dispatcher.budgets.gate import BudgetGate
 from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds, NoAcceptedIds, RedisAcceptedIds
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage, ReplyArchive
@@ -80,7 +81,8 @@ def assemble(
         quotas = RedisQuotas(client, quotas, watch)
         accepted_ids = RedisAcceptedIds(client, settings.dedupe_ttl_s, watch, settings.dedupe_max_ids)
     charges = QuotaCharges(quotas, registry)
-    output = OutputStage(transactions, writer, counts, scheduler, charges, accepted_ids, clock)
+    budgets = BudgetGate(scheduler, prices)
+    output = OutputStage(transactions, writer, counts, scheduler, charges, budgets, accepted_ids, clock)
     limits = RequestLimits(
         settings.max_input_bytes, settings.max_input_items, settings.max_timeout_ms, settings.max_output_tokens
     )
@@ -109,7 +111,7 @@ def assemble(
         cancellation=CancellationService(
             ownership, classifier, deduplication, response_cache, inbox, scheduler, enrichment, output
         ),
-        updates=SchedulerUpdates(scheduler, registry.costs, counts, response_cache, clock),
+        updates=SchedulerUpdates(scheduler, registry.costs, counts, response_cache, budgets, clock),
         clock=clock,
         wake=wake,
         deliverable=deliverable,

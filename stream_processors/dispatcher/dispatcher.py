@@ -83,6 +83,7 @@ class Dispatcher:
         serves them now, or are rejected if none does."""
         reassigns = self.registry.replace(tenants, models)
         self.scheduler.set_tenants(tenants, parts)
+        self.output.budgets.set_tenants(tenants, self.clock())
         if reassigns:
             now_ms = self.clock()
             for queued, refusal in self.registry.reassign(self.scheduler):
@@ -189,11 +190,18 @@ class Dispatcher:
             source = SourceCoordinate(*claim.partition, claim.offset)
             texts = (*(one.text for one in queued.passages), *(said.content for said in queued.history))
             self.scheduler.in_flight.add_input(source, sum(len(text.encode(errors="replace")) for text in texts))
+        judgement, reserved_nanos = self.output.budgets.dispatch(queued, now_ms)
+        if judgement.is_refusal:
+            self.enrichment.release(claim)
+            self.scheduler.refund(queued)
+            self.output.refuse_beyond_budget(queued, judgement, now_ms)
+            self.wake.set()
+            return None
         self.response_cache.sent(claim)
         waited_ms = now_ms - queued.submitted_at_ms
         self.output.counts.dispatched(queued.tenant, queued.pool, queued.priority_class, waited_ms, now_ms)
         admission_inputs, degraded = self.output.take_admission(claim)
-        outputs = self.output.writer.dispatched(replace(turn, item=queued), now_ms, admission_inputs)
+        outputs = self.output.writer.dispatched(replace(turn, item=queued), now_ms, admission_inputs, reserved_nanos)
         return Settlement(claim, (*outputs, *degraded))
 
     def _correct_cost(self, before: QueuedRequest, enriched: QueuedRequest) -> None:
@@ -219,6 +227,7 @@ class Dispatcher:
         self.admission.retry_slots.expire(now_ms)
         self.enrichment.keep(self.scheduler.holds)
         self.response_cache.sweep()
+        self.output.budgets.upkeep(now_ms)
         self.output.counts.flush()
 
     async def pay_debts(self) -> None:
@@ -257,8 +266,10 @@ class Dispatcher:
         gone += self.enrichment.take_back(lambda queued: not is_current(queued.claim))
         gone += self.output.discard(is_current)
         self.output.drop_admissions(gone)
+        self.output.budgets.release(gone)
         if not self.ownership.partitions():
             self.scheduler.in_flight.release_all()
+            self.output.budgets.release_all()
         await self.output.charges.hand_over(gone)
 
     def paused_backfill(self) -> set[PartitionId]:

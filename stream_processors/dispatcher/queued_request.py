@@ -6,6 +6,7 @@ from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.outcomes import CacheMode
 from fairlane.ownership import Claim, PartitionId
 from fairlane.records import (
+    BudgetNotice,
     HistoryUse,
     InferenceRequest,
     Message,
@@ -94,6 +95,8 @@ class QueuedRequest:
     quota_tokens: int = 0
     expected_tokens: int = 0
     """The part of ``prompt_tokens`` expected from enrichment."""
+    budget: BudgetNotice | None = None
+    """The soft budget that it has reached, or the hard one that it is refused for."""
     trace_headers: TraceHeaders = ()
     max_prompt_tokens: int | None = None
     """The tenant's bound, enforced by the consumer with the model's tokenizer."""

@@ -6,8 +6,8 @@ from collections.abc import Container, Mapping
 from dataclasses import dataclass, replace
 
 from fairlane.frozen import frozen_dataclass
-from fairlane.outcomes import Degradation, RetrievalMode, Task
-from fairlane.records import InferenceRequest, Message, ModelVersion, Passage
+from fairlane.outcomes import Degradation, Priority, RetrievalMode, Task
+from fairlane.records import InferenceRequest, Message, ModelVersion, Passage, TenantSpec
 from fairlane_server.conversations.turns import newest_half
 from stream_processors.dispatcher.intake.validation import size_of_input
 
@@ -219,13 +219,9 @@ def degrade(
     steps: list[Degradation] = []
     for step in allowed:
         if step is Degradation.SMALLER_MODEL:
-            if smaller is not None and _holds(smaller, request, model, forbidden):
-                within = _within(request, smaller)
-                generates = request.task == Task.GENERATE
-                if generates and within != request and Degradation.CAPPED_MAX_TOKENS not in steps:
-                    steps.append(Degradation.CAPPED_MAX_TOKENS)
-                request, model = replace(within, model=smaller.model), smaller
-                steps.append(step)
+            made = _by_smaller_model(request, forbidden, model, smaller)
+            request, model = made.request, made.model
+            steps += [taken for taken in made.steps if taken not in steps]
         elif step is Degradation.SHORTER_RETRIEVAL:
             # The enrichment stage gives it half of the budget. Backfill has time.
             if request.retrieval is not None and step not in pointless and not backfill:
@@ -236,6 +232,20 @@ def degrade(
                 request = changed
                 steps.append(step)
     return Degraded(request, model, tuple(steps))
+
+
+def saved(request: InferenceRequest, spec: TenantSpec, model: ModelVersion, smaller: ModelVersion | None) -> Degraded:
+    """The request as it costs less: by a smaller model, and in the next lower class that the tenant may use. Those of
+    the two steps that the tenant did not forbid and that have an effect; ``smaller`` as in ``degrade``."""
+    forbidden = spec.forbidden_degradations
+    made = Degraded(request, model)
+    if Degradation.SMALLER_MODEL not in forbidden:
+        made = _by_smaller_model(request, forbidden, model, smaller)
+    lower = tuple(Priority)[tuple(Priority).index(Priority(request.priority)) + 1 :]
+    priority = next((one for one in lower if one in spec.classes), None)
+    if priority is None or Degradation.LOWER_CLASS in forbidden:
+        return made
+    return Degraded(replace(made.request, priority=priority.value), made.model, (*made.steps, Degradation.LOWER_CLASS))
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -337,6 +347,18 @@ def _capped(request: InferenceRequest, model: ModelVersion, most: int) -> Infere
 
 def _with_max_tokens(request: InferenceRequest, max_tokens: int) -> InferenceRequest:
     return replace(request, parameters=replace(request.parameters, max_tokens=max_tokens))
+
+
+def _by_smaller_model(
+    request: InferenceRequest, forbidden: Container[str], model: ModelVersion, smaller: ModelVersion | None
+) -> Degraded:
+    """The request for the smaller model, unchanged if that cannot serve it."""
+    if smaller is None or not _holds(smaller, request, model, forbidden):
+        return Degraded(request, model)
+    within = _within(request, smaller)
+    is_capped = request.task == Task.GENERATE and within != request
+    steps = (Degradation.CAPPED_MAX_TOKENS, Degradation.SMALLER_MODEL) if is_capped else (Degradation.SMALLER_MODEL,)
+    return Degraded(replace(within, model=smaller.model), smaller, steps)
 
 
 def _holds(smaller: ModelVersion, request: InferenceRequest, model: ModelVersion, forbidden: Container[str]) -> bool:

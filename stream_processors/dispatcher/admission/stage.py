@@ -12,9 +12,10 @@ from fairlane.ownership import Ownership
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane_server.admission_rule import CapacityState, Prediction, WorkAhead
+from fairlane_server.budgets.budgets import budget_name
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from stream_processors.dispatcher.admission.degradation import Ladder, degrade, reduced_context
+from stream_processors.dispatcher.admission.degradation import Degraded, Ladder, degrade, reduced_context, saved
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.admission.retry_slots import RetrySlots
 from stream_processors.dispatcher.admission.rules import Shed
@@ -91,6 +92,8 @@ class AdmissionStage:
                     continue
                 reduced, notes = self.reduced(now, now_ms)
                 self.scheduler.push(reduced)
+                # Its first run is settled; the second is reserved, and not judged.
+                self.output.budgets.reserve(reduced, now_ms)
                 self.output.transactions.note(notes)
             except Exception as error:  # noqa: BLE001 - one record must not end intake, which would re-read it at once
                 self._dead_letter(candidate, error)
@@ -123,6 +126,7 @@ class AdmissionStage:
                     verdict = self._decide_as_of_now(queued, exceeded, self.output.clock())
                     if isinstance(verdict, Admission):
                         self.scheduler.push(verdict.queued)
+                        self.output.budgets.reserve(verdict.queued, self.output.clock())
                         self.enrichment.begin(verdict.queued)
                         self.output.admit(verdict)
                         continue
@@ -167,6 +171,18 @@ class AdmissionStage:
         """The request as it is queued, or the outputs of its immediate rejection."""
         if exceeded is not None and (exceeded.retry_after_ms is None or not queued.is_backfill):
             return self._beyond_quota(queued, exceeded, now_ms)
+        budgets = self.output.budgets.judge(queued, now_ms)
+        if budgets.is_refusal:
+            return self.output.beyond_budget(queued, budgets, now_ms)
+        if budgets.soft is None:
+            return self._decide_by_load(queued, queued, exceeded, now_ms)
+        saved = self._saved(queued, now_ms) if budgets.degrade else queued
+        return self._decide_by_load(queued, replace(saved, budget=budgets.soft), exceeded, now_ms)
+
+    def _decide_by_load(
+        self, sent: QueuedRequest, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
+    ) -> Admission | tuple[OutputRecord, ...]:
+        """Decide about a request that was ``sent`` and is ``queued`` as its budgets allow."""
         # As it was sent: at its next try it may be degraded otherwise.
         backlog, target_part = (queued.pool, queued.tenant, queued.priority_class), 1.0
         content: int | None = None
@@ -180,7 +196,7 @@ class AdmissionStage:
         verdict = self.scheduler.judge(degraded, load, now_ms, target_part)
         inputs = _inputs(degraded, load, prediction, self.scheduler.rank_at_most(degraded))
         if isinstance(verdict, Shed):
-            if degraded is not queued:
+            if degraded.degradations:
                 # Rejected even when degraded, so the reply shows the undegraded request. The audited inputs are those
                 # of the degraded attempt.
                 inputs["tried_steps"] = " ".join(degraded.degradations)
@@ -192,15 +208,17 @@ class AdmissionStage:
             self.output.counts.shed(
                 queued.tenant, queued.pool, verdict.code, now_ms, is_for_target=verdict.is_for_target
             )
-            return self.output.writer.shed(queued, verdict.code, verdict.message, retry_after_ms, inputs, now_ms)
+            return self.output.writer.shed(sent, verdict.code, verdict.message, retry_after_ms, inputs, now_ms)
         if content is not None:
             self.retry_slots.admitted(backlog, content)
         if exceeded is not None and exceeded.retry_after_ms is not None:
             self.output.charges.owe(queued, now_ms + exceeded.retry_after_ms)
         self.output.counts.decided(degraded.tenant, Decision.ACCEPTED)
-        if degraded is queued:
+        if not degraded.degradations:
             return Admission(degraded, inputs)
-        felt = {"pressure": round(pressure, 3), "level": level}
+        felt: dict[str, object] = {"pressure": round(pressure, 3), "level": level}
+        if degraded.budget is not None:
+            felt["budget"] = budget_name(degraded.budget)
         return Admission(degraded, inputs, (self._note_degraded(degraded, degraded.degradations, felt, now_ms),))
 
     def reduced(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutputRecord, ...]]:
@@ -244,6 +262,19 @@ class AdmissionStage:
             return queued, pressure, level
         return self._with_less(queued, level), pressure, level
 
+    def _saved(self, queued: QueuedRequest, now_ms: int) -> QueuedRequest:
+        """The request as a budget that is reached asks for it: by a smaller model, in a lower class."""
+        spec = self.registry.tenant(queued.tenant)
+        smaller, pool = self._smaller(queued, spec)
+        if pool != queued.pool and self.scheduler.capacity.pool(pool, now_ms).state is not CapacityState.LIVE:
+            smaller = None
+        made = saved(queued.request, spec, queued.model, smaller)
+        if not made.steps:
+            return queued
+        allowed_ms = queued.deadline_at_ms - queued.submitted_at_ms
+        target_ms = self.registry.latency_target_ms(queued.tenant, made.request.priority, allowed_ms)
+        return replace(self._as_made(queued, made, pool), latency_target_ms=target_ms)
+
     def _with_less(self, queued: QueuedRequest, level: int) -> QueuedRequest:
         """The request degraded at this level. The smaller model is used only if its pool predicts an earlier finish."""
         spec = self.registry.tenant(queued.tenant)
@@ -269,13 +300,16 @@ class AdmissionStage:
             smaller,
             backfill=queued.is_backfill,
         )
-        request, steps = made.request, list(made.steps)
         if made.deferred:
-            if request.priority == Priority.LOW:
-                steps.remove(Degradation.DEFERRED)
-            request = replace(request, priority=Priority.LOW)
-        if not steps:
-            return queued
+            steps = made.steps
+            if made.request.priority == Priority.LOW:
+                steps = tuple(step for step in steps if step is not Degradation.DEFERRED)
+            made = replace(made, request=replace(made.request, priority=Priority.LOW), steps=steps)
+        return self._as_made(queued, made, pool_of_smaller) if made.steps else queued
+
+    def _as_made(self, queued: QueuedRequest, made: Degraded, pool_of_smaller: str) -> QueuedRequest:
+        """The degraded request with its new costs."""
+        request = made.request
         input_bytes = charged_bytes(request.input)
         adds_context = request.retrieval is not None or request.conversation_id is not None
         expected_tokens = queued.expected_tokens if adds_context else 0
@@ -290,7 +324,7 @@ class AdmissionStage:
             prompt_tokens=cost.prompt_tokens + expected_tokens,
             expected_tokens=expected_tokens,
             input_bytes=input_bytes,
-            degradations=(*queued.degradations, *steps),
+            degradations=(*queued.degradations, *made.steps),
         )
 
     def _smaller(self, queued: QueuedRequest, spec: TenantSpec) -> tuple[ModelVersion | None, str]:

@@ -12,6 +12,10 @@ MOST_CALLERS = 10_000
 """Callers of a tenant with amounts of their own. Others share one: a tenant's programs may name any number."""
 
 
+OTHER_CALLERS = ""
+"""Those that share one amount. No caller has this name."""
+
+
 @dataclass(slots=True)
 class Amounts:
     """Spent by day and month, and reserved: of requests that are queued here, and of work in flight anywhere."""
@@ -45,7 +49,7 @@ class Amounts:
 
 @frozen_dataclass(frozen=True, slots=True)
 class Spending:
-    """One row of what was spent: of the tenant (``caller`` None), or of one caller."""
+    """One row of what was spent: of the tenant (``caller`` None), of one caller, or of OTHER_CALLERS."""
 
     caller: str | None
     day: int
@@ -93,6 +97,8 @@ class Account:
         for row in rows:
             if row.caller is None:
                 self.whole.spend(row.day, row.nanos)
+            elif row.caller == OTHER_CALLERS:
+                self.other_callers.spend(row.day, row.nanos)
             elif self._counts(row.caller):
                 self._of_caller(row.caller, now_ms).spend(row.day, row.nanos)
 

@@ -74,6 +74,10 @@ class Judgement:
     soft: BudgetNotice | None = None
     degrade: bool = False
 
+    @property
+    def is_refusal(self) -> bool:
+        return self.is_unknown or self.refused is not None
+
 
 WITHIN = Judgement()
 UNKNOWN = Judgement(is_unknown=True)

@@ -40,6 +40,7 @@ class Reservations:
         self._queued: dict[SourceCoordinate, Reservation] = {}
         self._work: dict[tuple[str, int], dict[int, Reservation]] = {}
         """Of work in flight, by priority topic and partition, and offset."""
+        self._read_up_to: dict[tuple[str, int], int] = {}
         self._early: OrderedDict[WorkId, None] = OrderedDict()
         """Settlements that were read before their work."""
         self._done_at_ms: dict[WorkId, int] = {}
@@ -76,15 +77,18 @@ class Reservations:
         return held.nanos
 
     def seen(self, work: WorkId, source: SourceCoordinate, made: Reservation) -> None:
-        """The work of a request was read back; its reservation takes the place of that of the request."""
+        """The work of a request was read back; its reservation takes the place of that of the request. Work that was
+        read before is ignored."""
+        place = work[:2]
+        if work.offset < self._read_up_to.get(place, 0):
+            return
+        self._read_up_to[place] = work.offset + 1
         self.release(source)
         if work in self._early:
             del self._early[work]
             return
-        place = self._work.setdefault(work[:2], {})
-        if work.offset not in place:
-            place[work.offset] = made
-            made.add(1)
+        self._work.setdefault(place, {})[work.offset] = made
+        made.add(1)
 
     def settled(self, event: UsageEvent) -> None:
         """The usage of a request was read."""
@@ -93,7 +97,7 @@ class Reservations:
             self.release(event.work)
             return
         work = WorkId(event.work.topic, event.work.partition, event.work.offset)
-        if not self._release_work(work):
+        if not self._release_work(work) and work.offset >= self._read_up_to.get(work[:2], 0):
             self._early[work] = None
             if len(self._early) > _MOST_EARLY:
                 self._early.popitem(last=False)
@@ -108,6 +112,7 @@ class Reservations:
         """Release everything of a partition whose log was replaced."""
         for offset in list(self._work.get((topic, partition), ())):
             self._release_work(WorkId(topic, partition, offset))
+        self._read_up_to.pop((topic, partition), None)
 
     def expire(self, now_ms: int) -> int:
         """Release reservations whose end was missed. Returns their number."""

@@ -36,7 +36,7 @@ _UNDER_WAY_FOR_MS = 500
 _RETRYABLE_CODES = frozenset(
     {
         *(Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING),
-        Code.GUARDRAIL_UNAVAILABLE,
+        *(Code.INSUFFICIENT_QUOTA, Code.BUDGET_UNKNOWN, Code.GUARDRAIL_UNAVAILABLE),
     }
 )
 """Codes of rejections after which the same request may be sent again."""

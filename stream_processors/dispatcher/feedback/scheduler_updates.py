@@ -8,7 +8,15 @@ from fairlane.clock import ClockMs
 from fairlane.outcomes import Outcome
 from fairlane.records import DispatchReport, UsageEvent
 from fairlane_server.admission_rule import PoolCapacity
-from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
+from stream_processors.dispatcher.budgets.gate import BudgetGate
+from stream_processors.dispatcher.feedback.work_records import (
+    AgedCapacityReport,
+    FeedEvent,
+    PartitionsKnown,
+    UsageRead,
+    UsageStarted,
+    apply_to_in_flight,
+)
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
@@ -25,6 +33,7 @@ class SchedulerUpdates:
     costs: CostModel
     counts: TenantCounters
     response_cache: ResponseCacheStage
+    budgets: BudgetGate
     clock: ClockMs
 
     def learn(self, events: Sequence[FeedEvent]) -> None:
@@ -35,7 +44,11 @@ class SchedulerUpdates:
                 scheduler.capacity.report(event.report, now_ms - event.age_ms)
             elif isinstance(event, DispatchReport):
                 scheduler.fleet.report(event, now_ms)
+            elif isinstance(event, UsageRead | UsageStarted):
+                self.budgets.learn(event, now_ms)
             else:
+                if not isinstance(event, UsageEvent | PartitionsKnown):
+                    self.budgets.learn(event, now_ms)
                 settled = apply_to_in_flight(scheduler.in_flight, event)
                 if isinstance(event, UsageEvent):
                     scheduler.finished(event.work.topic, event.work.partition, now_ms)

@@ -36,6 +36,7 @@ from stream_processors.dispatcher.feedback.work_records import (
     PartitionRecreated,
     PartitionsKnown,
     PoolCommitted,
+    UsageStarted,
     WorkRecords,
 )
 
@@ -175,6 +176,11 @@ class WorkFeed:
         if new:
             consumer.incremental_assign([TopicPartition(*place, offset) for place, offset in start.items()])
         self._read_up_to.update(start)
+        self._events.extend(
+            UsageStarted(place.partition, offset)
+            for place, offset in start.items()
+            if place.topic == names.LEDGER_USAGE
+        )
         self._counts.update(counts)
         self._events.extend(PartitionsKnown(topic, count) for topic, count in counts.items() if topic in wanted)
         if self._catch_up is None:
@@ -215,6 +221,8 @@ class WorkFeed:
             else:
                 log.error("work_feed_overtaken", topic=place.topic, partition=place.partition)
             self._read_up_to[place] = first[place]
+            if place.topic == names.LEDGER_USAGE:
+                self._events.append(UsageStarted(place.partition, first[place]))
             consumer.incremental_unassign([TopicPartition(*place)])
             consumer.incremental_assign([TopicPartition(*place, first[place])])
         self._lost.clear()
@@ -260,6 +268,9 @@ class WorkFeed:
             self._catch_up.reached(place, position)
 
     def _hand_on(self) -> None:
+        usage = self._records.usage_read()
+        if usage is not None:
+            self._events.append(usage)
         if self._events:
             events, self._events = self._events, []
             # Usage read in the same poll as its work would otherwise often come first.

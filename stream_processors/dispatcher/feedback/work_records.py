@@ -10,11 +10,13 @@ from fairlane import headers, metrics, names
 from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
+from fairlane.money import LARGEST_NANOS
 from fairlane.names import is_name, pool_of_priority
 from fairlane.offsets import CommitPoint
 from fairlane.records import CapacityReport, DispatchReport, SourceCoordinate, UsageEvent
 from fairlane.schema_registry import RegistryError
 from fairlane.skipping_consumer import message_headers
+from stream_processors.dispatcher.budgets.ledger import ReadUsage
 from stream_processors.dispatcher.feedback.broker_clock import BrokerClock
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, SettledWork, WorkId
 
@@ -74,8 +76,23 @@ class AgedCapacityReport:
     age_ms: int = 0
 
 
+@frozen_dataclass(frozen=True, slots=True)
+class UsageStarted:
+    """Reading of a partition of ``ledger.usage`` starts at this offset."""
+
+    partition: int
+    offset: int
+
+
+@frozen_dataclass(frozen=True, slots=True)
+class UsageRead:
+    """All usage of one poll, with its offsets; also that of answers from the cache, which settle no work."""
+
+    records: tuple[ReadUsage, ...]
+
+
 WorkEvent = WorkSeen | UsageEvent | PoolCommitted | PartitionsKnown | PartitionRecreated
-FeedEvent = WorkEvent | AgedCapacityReport | DispatchReport
+FeedEvent = WorkEvent | UsageStarted | UsageRead | AgedCapacityReport | DispatchReport
 
 
 def apply_to_in_flight(in_flight: InFlight, event: WorkEvent) -> SettledWork | None:
@@ -110,10 +127,16 @@ def dispatched_from(record_headers: Headers | None) -> Dispatched:
         cost_tokens = int(found[headers.COST_TOKENS])
         tenant = found.get(headers.TENANT, b"").decode()
         dispatcher_id = found.get(headers.DISPATCHER_ID, b"").decode()
+        reserved = found.get(headers.RESERVED_NANOS)
+        reserved_nanos = None if reserved is None else int(reserved)
+        caller = found.get(headers.REQUESTED_BY)
+        requested_by = None if caller is None else caller.decode()
     except KeyError as error:
         raise ValueError(f"the header {error.args[0]} is missing") from None
     _check("cost of tokens", cost_tokens)
-    return Dispatched(source, tenant, dispatcher_id, cost_tokens)
+    if reserved_nanos is not None and not 0 <= reserved_nanos <= LARGEST_NANOS:
+        raise ValueError(f"reserved nanos {reserved_nanos}")
+    return Dispatched(source, tenant, dispatcher_id, cost_tokens, reserved_nanos, requested_by)
 
 
 def check_numbers(record: CapacityReport | DispatchReport | UsageEvent) -> None:
@@ -216,12 +239,14 @@ class ConsumedMessage(Protocol):
 
 
 class WorkRecords:
-    """For one thread. ``read`` returns an event per record, except that capacity reports are kept for ``heard``."""
+    """For one thread. ``read`` returns an event per record, except that capacity reports are kept for ``heard``, and
+    usage also for ``usage_read``."""
 
     def __init__(self, codec: Codec, instance_id: str) -> None:
         self._codec = codec
         self._instance_id = instance_id
         self._reports = CapacityHistory()
+        self._usage: list[ReadUsage] = []
         self._is_live = False
         """Whether the records written before the start have been read."""
         self._clock = BrokerClock()
@@ -251,7 +276,15 @@ class WorkRecords:
             return None
         if isinstance(read, DispatchReport) and read.instance_id == self._instance_id and by_broker:
             self._clock.heard(read.reported_at_ms, at_ms, now_ms)
-        return None if isinstance(read, UsageEvent) and not is_priority_work(read) else read
+        if isinstance(read, UsageEvent):
+            self._usage.append(ReadUsage(partition, offset, read))
+            return read if is_priority_work(read) else None
+        return read
+
+    def usage_read(self) -> UsageRead | None:
+        """The usage read since the last call, if any."""
+        usage, self._usage = self._usage, []
+        return UsageRead(tuple(usage)) if usage else None
 
     def _decoded(
         self,

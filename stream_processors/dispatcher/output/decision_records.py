@@ -68,10 +68,14 @@ class DecisionWriter:
         return self._decision(queued, Decision.DEGRADED, now_ms, inputs={"steps": " ".join(steps), **inputs})
 
     def dispatched(
-        self, turn: Turn[QueuedRequest], now_ms: int, accepted: Inputs | None = None
+        self,
+        turn: Turn[QueuedRequest],
+        now_ms: int,
+        accepted: Inputs | None = None,
+        reserved_nanos: int | None = None,
     ) -> tuple[OutputRecord, ...]:
         """The work item for the pool and its audit event. ``accepted`` adds the inputs of the admission: a request
-        dispatched at once has one event instead of two."""
+        dispatched at once has one event instead of two. ``reserved_nanos`` of its tenant's budgets, if it has any."""
         queued, request = turn.item, turn.item.request
         topic, partition, offset = *queued.claim.partition, queued.claim.offset
         item = WorkItem(
@@ -98,6 +102,7 @@ class DecisionWriter:
             handed_back=queued.handed_back,
             max_prompt_tokens=queued.max_prompt_tokens,
             guardrails=queued.guardrails,
+            budget=queued.budget,
         )
         work = OutputRecord(
             names.priority_topic(queued.pool, request.priority),
@@ -110,6 +115,7 @@ class DecisionWriter:
                 (headers.SOURCE_TOPIC, topic.encode()),
                 (headers.SOURCE_PARTITION, b"%d" % partition),
                 (headers.SOURCE_OFFSET, b"%d" % offset),
+                *(() if reserved_nanos is None else _budget_headers(queued, reserved_nanos)),
                 *queued.trace_headers,
             ),
             None if turn.partition == ANY_PARTITION else turn.partition,
@@ -126,6 +132,7 @@ class DecisionWriter:
             "share": round(turn.view.share, 3),
             **_retrieval_inputs(queued),
             **_history_inputs(queued),
+            **({} if reserved_nanos is None else {"reserved_nanos": reserved_nanos}),
         }
         return work, self._decision(queued, Decision.DISPATCHED, now_ms, inputs=inputs)
 
@@ -406,6 +413,7 @@ class DecisionWriter:
             source=queued.source,
             replay_of=queued.request.replay_of,
             cost=self.prices().nothing(queued.request.model),
+            budget=queued.budget,
         )
         audit = self._decision(queued, decision, now_ms, code=code, message=message, inputs=inputs)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit
@@ -458,6 +466,12 @@ class DecisionWriter:
 
     def _reply(self, topic: str, reply: InferenceReply, trace: TraceHeaders) -> OutputRecord:
         return reply_record(topic, reply, self.codec.encode(reply), trace)
+
+
+def _budget_headers(queued: QueuedRequest, reserved_nanos: int) -> tuple[tuple[str, bytes], ...]:
+    caller = queued.request.requested_by
+    named = () if caller is None else ((headers.REQUESTED_BY, caller.encode()),)
+    return (headers.RESERVED_NANOS, b"%d" % reserved_nanos), *named
 
 
 def _retrieval_inputs(queued: QueuedRequest) -> dict[str, object]:

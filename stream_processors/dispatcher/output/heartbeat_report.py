@@ -7,7 +7,7 @@ from heapq import nlargest
 from itertools import islice
 from typing import TypeVar
 
-from fairlane.records import ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad
+from fairlane.records import BudgetLoad, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad
 from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 from stream_processors.dispatcher.scheduling.fair_queue import FairQueue
 from stream_processors.dispatcher.scheduling.scheduler import CLASS_WEIGHTS, Scheduler
@@ -158,11 +158,14 @@ def report(
     now_ms: int,
     *,
     with_tenants: bool,
+    budgets: tuple[BudgetLoad, ...] = (),
 ) -> DispatchReport:
-    """The heartbeat of this dispatcher."""
+    """The heartbeat of this dispatcher. ``budgets`` are its reservations, reported as often as tenants."""
     tenants = tenant_loads(scheduler, stats, now_ms) if with_tenants else ()
     pools = pool_loads(scheduler, stats)
-    return DispatchReport(instance_id, started_at_ms, now_ms, draining=False, pools=pools, tenants=tenants)
+    return DispatchReport(
+        instance_id, started_at_ms, now_ms, draining=False, pools=pools, tenants=tenants, budgets=budgets
+    )
 
 
 def _tenant_load(

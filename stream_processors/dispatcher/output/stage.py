@@ -12,6 +12,9 @@ from fairlane_server.admission_rule import LEAST_RETRY_MS
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.rules import Shed
+from stream_processors.dispatcher.budgets.gate import BudgetGate
+from stream_processors.dispatcher.budgets.ledger import Judgement
+from stream_processors.dispatcher.budgets.refusals import refusal_of
 from stream_processors.dispatcher.deduplication.accepted_ids import AcceptedIds
 from stream_processors.dispatcher.intake.validation import Rejection
 from stream_processors.dispatcher.output.decision_records import DecisionWriter, Inputs
@@ -39,6 +42,7 @@ class OutputStage:
     counts: TenantCounters
     scheduler: Scheduler[QueuedRequest]
     charges: QuotaCharges
+    budgets: BudgetGate
     accepted_ids: AcceptedIds
     clock: ClockMs
     _refused: list[tuple[QueuedRequest, Settlement]] = field(default_factory=list)
@@ -69,10 +73,16 @@ class OutputStage:
         """Reject a request that no pool serves any more, with the next ``send``."""
         self._refused.append((queued, Settlement(queued.claim, self.not_served(queued, refusal, now_ms))))
 
+    def refuse_beyond_budget(self, queued: QueuedRequest, judgement: Judgement, now_ms: int) -> None:
+        """Reject a queued request that no budget covers any more, with the next ``send``."""
+        self._refused.append((queued, Settlement(queued.claim, self.beyond_budget(queued, judgement, now_ms))))
+
     async def send(self) -> None:
         """Delete the ids of pending rejections, refund quotas, then submit the rejections."""
         refused, self._refused = self._refused, []
         answered, self._answered = self._answered, []
+        self.budgets.release(answered)
+        self.budgets.release(queued for queued, _ in refused)
         if refused:
             await self.accepted_ids.forget([queued.seen for queued, _ in refused])
         await self.charges.refund([*answered, *(queued for queued, _ in refused)])
@@ -102,6 +112,14 @@ class OutputStage:
         """The outputs for a request that no pool serves any more."""
         self.counts.shed(queued.tenant, queued.pool, refusal.code, now_ms)
         return self.writer.not_served(queued, refusal, now_ms)
+
+    def beyond_budget(self, queued: QueuedRequest, judgement: Judgement, now_ms: int) -> tuple[OutputRecord, ...]:
+        """The outputs for a request that does not fit a hard budget, or of whose budget too little is known."""
+        notice = judgement.refused
+        code = Code.BUDGET_UNKNOWN if notice is None else Code.INSUFFICIENT_QUOTA
+        self.counts.shed(queued.tenant, queued.pool, code, now_ms)
+        message, retry_after_ms, inputs = refusal_of(judgement, queued)
+        return self.writer.shed(replace(queued, budget=notice), code, message, retry_after_ms, inputs, now_ms)
 
     def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int:
         """Retry hint of a late request: when it would be admitted if sent again now."""

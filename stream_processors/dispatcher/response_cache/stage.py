@@ -130,7 +130,8 @@ class ResponseCacheStage:
             try:
                 if now_ms <= queued.deadline_at_ms and self._may_use(queued, hit):
                     cost = self.output.writer.cost_of_cached(hit, now_ms)
-                    outputs = self.output.writer.cached(queued, hit, cost, now_ms)
+                    if self.output.budgets.admit_cached(queued, 0 if cost is None else cost.nanos, now_ms):
+                        outputs = self.output.writer.cached(queued, hit, cost, now_ms)
             except RegistryError:
                 raise
             except Exception as error:  # noqa: BLE001 - the cached answer is unusable: the request is admitted

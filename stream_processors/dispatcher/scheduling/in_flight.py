@@ -203,12 +203,15 @@ class Reserved:
 
 @frozen_dataclass(frozen=True, slots=True)
 class Dispatched:
-    """Headers of a work item: the source of its request, tenant, dispatcher and cost."""
+    """Headers of a work item: the source of its request, tenant, dispatcher and cost. ``reserved_nanos`` is its
+    estimated cost in money, None for a tenant without budgets."""
 
     source: SourceCoordinate
     tenant: str
     dispatcher_id: str
     cost_tokens: int
+    reserved_nanos: int | None = None
+    requested_by: str | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)

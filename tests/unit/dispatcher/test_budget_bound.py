@@ -141,7 +141,6 @@ class World:
         for request in lost:
             self.admitted.remove(request)
         made = self.dispatchers[number] = self.started()
-        self.load(made)
         for request in lost:
             self.judge(made, request)
 
@@ -172,9 +171,11 @@ steps = st.one_of(
     st.tuples(st.just("dispatch"), small),
     st.tuples(st.just("dispatch"), small),
     st.tuples(st.just("settle"), small),
+    st.tuples(st.just("settle"), small),
     st.tuples(st.just("read_usage"), small, st.sampled_from(PARTITIONS), small, small),
     st.tuples(st.just("read_work"), small, small),
-    st.tuples(st.just("record"), st.sampled_from(PARTITIONS), small),
+    st.tuples(st.just("record"), st.sampled_from(PARTITIONS), st.integers(1, 9)),
+    st.tuples(st.just("load"), small),
     st.tuples(st.just("load"), small),
     st.tuples(st.just("kill"), small),
 )
@@ -192,13 +193,13 @@ def carry_out(world: World, step: tuple[str, *tuple[int, ...]]) -> None:
         getattr(world, name)(world.dispatchers[first % len(world.dispatchers)], *rest)
 
 
-@settings(max_examples=300, deadline=None)
-@given(st.integers(1, 3), st.lists(steps, max_size=120))
+@settings(max_examples=100, deadline=None)
+@given(st.integers(1, 3), st.integers(0, 3), st.lists(steps, min_size=20, max_size=120))
 def test_overspend_is_at_most_what_was_admitted_and_not_settled(
-    dispatchers: int, taken: list[tuple[str, *tuple[int, ...]]]
+    dispatchers: int, known: int, taken: list[tuple[str, *tuple[int, ...]]]
 ) -> None:
     world = World(dispatchers)
-    for one in world.dispatchers:
+    for one in world.dispatchers[:known]:
         world.load(one)
     for step in taken:
         carry_out(world, step)
@@ -209,7 +210,7 @@ def test_overspend_is_at_most_what_was_admitted_and_not_settled(
     assert world.finish() <= world.bound
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400), st.integers(0, 3)), max_size=40))
 def test_one_dispatcher_with_estimates_that_are_not_too_low_never_overspends(
     requests: list[tuple[int, int, int]],

@@ -268,6 +268,8 @@ BACKFILL_WAITING_ROWS = Gauge(
     "fairlane_backfill_waiting_rows", "Unfinished rows of the fleet's jobs that are neither paused nor failed"
 )
 BACKFILL_ROWS = Counter("fairlane_backfill_rows_total", "Rows of offline jobs with a recorded outcome", ["outcome"])
+INGEST_DOCUMENTS = Gauge("fairlane_ingest_documents", "Uploaded documents of the fleet on their way", ["state"])
+INGESTED_DOCUMENTS = Counter("fairlane_ingested_documents_total", "Ingestions that ended in this process", ["outcome"])
 GATEWAY_REPLY_PARTITIONS = Gauge(
     "fairlane_gateway_reply_partitions", "Partitions of the reply topic that this instance reads"
 )

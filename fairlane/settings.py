@@ -324,6 +324,20 @@ class Settings(KafkaSettings):
     """Most bytes of uploaded files per tenant."""
     files_ttl_s: int = Field(2_592_000, ge=3_600)
     """How long an uploaded file is kept, and a batch's output from the end of the batch; an upload may ask for less."""
+    gateway_max_document_bytes: int = Field(20_971_520, ge=1_024)
+    """Largest document that may be uploaded to a collection."""
+    documents_max_count: int = Field(10_000, ge=0)
+    """Most documents per tenant, those of its collections and those on their way."""
+    documents_max_bytes: int = Field(2_147_483_648, ge=0)
+    """Most bytes of documents per tenant, as they were uploaded."""
+    documents_max_passages: int = Field(1_000_000, ge=0)
+    """Most passages per tenant; a document beyond it fails."""
+    ingest_concurrency: int = Field(2, ge=1, le=32)
+    """Documents that one process ingests at a time, each with a parser process of its own."""
+    ingest_max_parse_s: float = Field(60.0, gt=0, le=3_600)
+    """Longest time to read a document and divide it into passages; a document that takes longer fails."""
+    ingest_max_parser_bytes: int = Field(1_073_741_824, ge=268_435_456)
+    """Most memory of a parser process (address space); a document that needs more fails."""
     drain_timeout_s: float = Field(25.0, gt=0)
     """How long a process may take to finish its work after SIGTERM."""
 

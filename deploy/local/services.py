@@ -182,6 +182,7 @@ def default_services(
             user=_user(KafkaRole.BACKFILL),
             postgres_role=PostgresRole.BACKFILL,
         ),
+        Service("ingest-1", ("-m", "producers.ingest"), postgres_role=PostgresRole.INGEST),
         *(
             Service(
                 f"consumer-{pool}-{number}",

@@ -66,13 +66,28 @@ def show_command(conversation: Name, tenant: Tenant, *, last: Most = 1_000, as_j
 
 @app.command("delete")
 def delete_command(conversation: Name, tenant: Tenant, *, yes: Yes = False, as_json: AsJson = False) -> None:
-    """Delete the turns of one conversation. Later requests start it anew."""
+    """Erase one conversation: its turns and its results. Later requests start it anew; the log expires."""
+    from fairlane_server.erasure.erasures import ErasureKind, Erasures
+    from fairlane_server.erasure.expiry import tombstone_ms
+    from fairlane_server.topics.families import load_families
+
     with opened(tenant) as conversations:
         turns = len(conversations.turns(conversation))
-        confirm(f"Delete {printable(conversation)} of tenant {tenant} with {_counted(turns)}?", yes=yes)
-        gone = conversations.delete(conversation)
-    text = f"deleted {printable(conversation)} of tenant {tenant} with {_counted(gone)}"
-    show({"deleted": {"conversation_id": conversation, "turns": gone}}, text, as_json=as_json)
+    confirm(f"Delete {printable(conversation)} of tenant {tenant} with {_counted(turns)}?", yes=yes)
+    settings = settings_with()
+    with Erasures(settings.postgres_dsn.get_secret_value(), tenant, tombstone_ms(load_families())) as erasures:
+        erasure_id = erasures.request(ErasureKind.CONVERSATION, [conversation], "operator")
+        # An operator may not touch the caches: their entries expire.
+        while erasures.step(erasure_id):
+            pass
+        done = erasures.get(erasure_id)
+    gone, results = (done.turns, done.results) if done is not None else (0, 0)
+    text = (
+        f"deleted {printable(conversation)} of tenant {tenant} with {_counted(gone)}; cached replies expire within "
+        f"{settings.result_cache_ttl_s} s"
+    )
+    deleted = {"conversation_id": conversation, "turns": gone, "results": results, "erasure_id": erasure_id}
+    show({"deleted": deleted}, text, as_json=as_json)
 
 
 @contextmanager

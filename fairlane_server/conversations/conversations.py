@@ -1,17 +1,16 @@
-"""Conversations in Postgres: a tenant's own (list, read, delete), and the newest turns for an event loop.
+"""Conversations in Postgres: a tenant's own (list, read), and the newest turns for an event loop.
 
 >>> from fairlane_server.conversations.conversations import Conversations
 >>> from fairlane.settings import Settings
 >>> with Conversations(Settings().postgres_dsn.get_secret_value(), tenant="acme") as conversations:
 ...     for turn in conversations.turns("orders-17"):
 ...         print(turn.messages[-1].content, "->", turn.answer)
-...     conversations.delete("orders-17")
 """
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import psycopg
 
@@ -111,7 +110,38 @@ SELECT * FROM (
     WHERE tenant = %s AND conversation_id = %s ORDER BY submitted_at_ms DESC, source_offset DESC LIMIT %s
 ) AS newest ORDER BY submitted_at_ms, source_offset
 """
-_DELETE = "DELETE FROM conversation_turns WHERE tenant = %s AND conversation_id = %s"
+# Each step finds the next name in the index: a page costs as much as its own conversations, however many there are.
+_NAMES = """
+WITH RECURSIVE names AS (
+    (SELECT conversation_id, 1 AS place FROM conversation_turns
+        WHERE tenant = %(tenant)s AND conversation_id > %(behind)s ORDER BY conversation_id LIMIT 1)
+    UNION ALL
+    SELECT (
+        SELECT turn.conversation_id FROM conversation_turns AS turn
+        WHERE turn.tenant = %(tenant)s AND turn.conversation_id > names.conversation_id
+        ORDER BY turn.conversation_id LIMIT 1
+    ), place + 1 FROM names WHERE place < %(most)s AND conversation_id IS NOT NULL
+)
+SELECT turn.conversation_id, count(*), sum(turn.tokens)::bigint, min(turn.replied_at_ms), max(turn.replied_at_ms)
+FROM names JOIN conversation_turns AS turn ON turn.tenant = %(tenant)s AND turn.conversation_id = names.conversation_id
+GROUP BY 1 ORDER BY 1
+"""
+# At least one turn, and no more text than the bound, however long they are.
+_TURNS_BEHIND = """
+SELECT request_id, messages, answer, tokens, replied_at_ms, submitted_at_ms, source_offset, found FROM (
+    SELECT *, count(*) OVER () AS found, row_number() OVER in_order AS place,
+        sum(length(answer) + length(messages::text)) OVER in_order AS characters
+    FROM (
+        SELECT request_id, messages, answer, tokens, replied_at_ms, submitted_at_ms, source_offset
+        FROM conversation_turns WHERE tenant = %(tenant)s AND conversation_id = %(name)s
+            AND (submitted_at_ms, source_offset, request_id) > (%(at_ms)s, %(offset)s, %(request_id)s)
+        ORDER BY submitted_at_ms, source_offset, request_id LIMIT %(most)s
+    ) AS page
+    WINDOW in_order AS (ORDER BY submitted_at_ms, source_offset, request_id ROWS UNBOUNDED PRECEDING)
+) AS counted WHERE place = 1 OR characters <= %(characters)s ORDER BY place
+"""
+MOST_PAGE_CHARACTERS = 2_000_000
+"""Of the texts of a page of turns, unless its only one has more."""
 
 
 class ConversationNotFoundError(StoreError):
@@ -128,6 +158,22 @@ class ConversationSummary:
     tokens: int
     first_at_ms: int
     last_at_ms: int
+
+
+class TurnPlace(NamedTuple):
+    """The place of a turn in the order of its conversation."""
+
+    submitted_at_ms: int
+    source_offset: int
+    request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class TurnPage:
+    """Turns in their order; ``behind`` is the place of the last one if there are more."""
+
+    turns: tuple[StoredTurn, ...]
+    behind: TurnPlace | None
 
 
 class Conversations(Closing):
@@ -158,17 +204,27 @@ class Conversations(Closing):
             raise ConversationNotFoundError(f"there is no conversation {conversation_id!r}")
         return [turn_of(row) for row in rows]
 
-    def delete(self, conversation_id: str) -> int:
-        """Delete the turns of a conversation. Returns how many there were.
-
-        Later replies under the same name begin a new conversation. The replies themselves stay in the results and,
-        until its retention ends, in the log. Raises ConversationNotFoundError, StoreError.
-        """
+    def page(self, behind: str, most: int) -> Sequence[ConversationSummary]:
+        """Conversations by name, behind that name. Raises StoreError."""
+        values = {"tenant": self._tenant, "behind": stored_name(behind), "most": most}
         with self._transaction() as connection:
-            gone = connection.execute(_DELETE, (self._tenant, stored_name(conversation_id))).rowcount
-        if not gone:
+            rows = connection.execute(_NAMES, values).fetchall()
+        return [ConversationSummary(self._tenant, *row) for row in rows]
+
+    def turns_behind(self, conversation_id: str, behind: TurnPlace | None, most: int) -> TurnPage:
+        """Turns in their order, behind that place. Raises StoreError, and ConversationNotFoundError when there is none
+        from the beginning on."""
+        at_ms, offset, request_id = behind or (-1, -1, "")
+        values = {"tenant": self._tenant, "name": stored_name(conversation_id), "characters": MOST_PAGE_CHARACTERS}
+        values |= {"at_ms": at_ms, "offset": offset, "request_id": request_id, "most": most + 1}
+        with self._transaction() as connection:
+            rows = connection.execute(_TURNS_BEHIND, values).fetchall()
+        if not rows and behind is None:
             raise ConversationNotFoundError(f"there is no conversation {conversation_id!r}")
-        return gone
+        shown = rows[:most]
+        has_more = bool(shown) and len(shown) < shown[0][7]
+        place = TurnPlace(shown[-1][5], shown[-1][6], shown[-1][0]) if has_more else None
+        return TurnPage(tuple(map(turn_of, shown)), place)
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Connection]:

@@ -19,6 +19,7 @@ class PostgresRole(StrEnum):
     RECORDER = "recorder"
     GATEWAY = "gateway"
     BACKFILL = "backfill"
+    INGEST = "ingest"
     OPERATOR = "operator"
     ADMIN = "admin"
 
@@ -89,6 +90,14 @@ _KEY = (
     "created_at, expires_at, revoked_at, last_used_at"
 )
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms"
+# Of whoever fills collections.
+_FILLED = {
+    "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
+    "documents": "SELECT, INSERT, DELETE",
+    PASSAGES: "SELECT (collection_id, source), INSERT, DELETE",
+}
+_NUMBERS = ("collection_versions", "passage_numbers")
+_ERASING = ("request_erasure(text, text, text[], text, bigint)", "erase_some(text, integer)")
 
 RIGHTS: Mapping[PostgresRole, Rights] = {
     # Passages and turns of the request that waits, and where the reply to a repeated id stands in the log.
@@ -117,9 +126,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "models": "SELECT, INSERT, UPDATE, DELETE",
             "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
+            "erased": "SELECT",
         },
         functions=("remove_old_rows(text, bigint, integer)",),
-        all_tenants=frozenset({"results", "usage", "audit_logs", "conversation_turns", "tenants"}),
+        all_tenants=frozenset({"results", "usage", "audit_logs", "conversation_turns", "tenants", "erased"}),
     ),
     # Answers callers of every tenant, one at a time; it finds a key by its id, and lists none.
     PostgresRole.GATEWAY: Rights(
@@ -132,8 +142,26 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "files": "SELECT, INSERT, UPDATE (purpose, filename, size_bytes, expires_at_ms), DELETE",
             "batches": "SELECT, INSERT",
             "backfill_jobs": f"SELECT, INSERT, UPDATE ({_STEERED})",
+            # Tenants' documents on their way; passages are written by the service that ingests them.
+            "collections": "SELECT",
+            "documents": "SELECT (collection_id, tenant, source, title, passages, stored_at, document_id, size_bytes)",
+            "document_uploads": "SELECT, INSERT (upload_id, tenant, collection_id, source, format, size_bytes, "
+            "created_at_ms, lease_until), UPDATE (state, source, format, size_bytes, reason, lease_until)",
+            "embedders": "SELECT",
+            # What is erased leaves a row that the gateway cannot change.
+            "conversation_turns": f"SELECT ({_TURN})",
+            "erasures": "SELECT",
         },
-        functions=("find_api_key(text, bytea)", "find_user(text, text)"),
+        functions=(
+            "find_api_key(text, bytea)",
+            "find_user(text, text)",
+            "create_collection(text, text, integer)",
+            "delete_collection(text)",
+            "remove_document(text, text)",
+            "document_id_of(bigint, text)",
+            *_ERASING,
+            "unfinished_erasures(integer, integer)",
+        ),
     ),
     # The runner, its removal of expired files, and the commands of `python -m producers.backfill`.
     PostgresRole.BACKFILL: Rights(
@@ -148,6 +176,18 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         },
         all_tenants=frozenset({"backfill_jobs", "backfill_chunks", "files", "batches"}),
     ),
+    # Parses what tenants uploaded, and stores the passages, for one tenant at a time; the queue is that of all.
+    PostgresRole.INGEST: Rights(
+        tables={
+            "document_uploads": "SELECT, UPDATE (state, source, reason, has_content, attempts, token, lease_until, "
+            "ended_at_ms), DELETE",
+            "embedders": "SELECT, INSERT, UPDATE (name, dimensions, recorded_at)",
+            **_FILLED,
+        },
+        functions=("index_collection(text, bigint)", "document_id_of(bigint, text)"),
+        sequences=_NUMBERS,
+        all_tenants=frozenset({"document_uploads"}),
+    ),
     # `fairlane collections`, `conversations`, `costs`, `explain`, `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
@@ -156,18 +196,19 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_daily": "SELECT",
             "usage_daily_callers": "SELECT",
             "audit_logs": "SELECT",
-            "conversation_turns": f"SELECT ({_TURN}), DELETE",
-            "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
-            "documents": "SELECT, INSERT, DELETE",
-            PASSAGES: "SELECT (collection_id, source), INSERT, DELETE",
+            "conversation_turns": f"SELECT ({_TURN})",
+            "erasures": "SELECT",
+            **_FILLED,
             "alembic_version": "SELECT",
         },
         functions=(
             "create_collection(text, text, integer)",
             "delete_collection(text)",
             "index_collection(text, bigint)",
+            "document_id_of(bigint, text)",
+            *_ERASING,
         ),
-        sequences=("collection_versions", "passage_numbers"),
+        sequences=_NUMBERS,
         all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "audit_logs"}),
     ),
     # The admin API: keys without their hashes, users, and an audit to which it can only add.

@@ -196,6 +196,14 @@ class RedisCache:
         answer = await self._ask(lambda: self._add_row(keys=[key.name], args=args))
         return _wrote(key, "unavailable" if isinstance(answer, LookUpResult) else "stored")
 
+    async def forget(self, keys: Sequence[CacheKey]) -> bool:
+        """Delete entries. Returns False if Redis does not answer: they may be there until they expire."""
+        redis = self._redis
+        if redis is None or not keys:
+            return True
+        names = [key.name for key in keys]
+        return not isinstance(await self._ask(lambda: redis.delete(*names)), LookUpResult)
+
     def soon(self, key: CacheKey, write: Callable[[], Coroutine[Any, Any, bool]]) -> None:
         """Write in the background; dropped when too many writes are running."""
         if len(self._writes) >= _MOST_WRITES:

@@ -82,7 +82,7 @@ RIGHTS: Mapping[RedisServer, Mapping[RedisRole, Rights]] = {
         RedisRole.DISPATCHER: Rights(
             (*_SCRIPTS, "getrange", "set", "lrange", "lpush", "ltrim", "pexpire"), (*_SEARCHES, *_ANSWERS), _SEARCHES
         ),
-        RedisRole.GATEWAY: Rights((*_SCRIPTS, "getrange", "set"), _REQUESTS, _REQUESTS),
+        RedisRole.GATEWAY: Rights((*_SCRIPTS, "getrange", "set", "del"), _REQUESTS, _REQUESTS),
         RedisRole.CONSUMER: Rights(("set",), writes=_ANSWERS),
         RedisRole.OPERATOR: Rights(_OPERATION),
     },

@@ -16,11 +16,12 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import fairlane
 from fairlane.closing import Closing
@@ -120,22 +121,37 @@ class DocumentReader(Closing):
             if kind in {DocumentFormat.HTML, DocumentFormat.PDF}:
                 parsed = self._parser.parse(kind, data)
             else:
-                text = clean(decode(data))
-                check_length(len(text), self._limits)
-                parsed = ParsedDocument(text, "", markdown=kind is DocumentFormat.MARKDOWN)
+                parsed = parse_plain(kind, data, self._limits)
         except UnreadableError as error:
             raise DocumentError(source, str(error)) from None
         if not parsed.text.strip():
-            hint = " (the text of scanned pages is not read)" if kind is DocumentFormat.PDF and data else ""
-            raise DocumentError(source, f"holds no text{hint}")
+            raise DocumentError(source, without_text(kind, data))
         return parsed
 
 
-class ParserProcess(Closing):
-    """Parses HTML and PDF, one document at a time. For one thread."""
+def parse_plain(kind: DocumentFormat, data: bytes, limits: DocumentLimits) -> ParsedDocument:
+    """Text or Markdown. Raises UnreadableError."""
+    text = clean(decode(data))
+    check_length(len(text), limits)
+    return ParsedDocument(text, "", markdown=kind is DocumentFormat.MARKDOWN)
 
-    def __init__(self, limits: DocumentLimits) -> None:
+
+def without_text(kind: DocumentFormat, data: bytes) -> str:
+    """The reason why a document without any text is not taken."""
+    return "holds no text" + (" (the text of scanned pages is not read)" if kind is DocumentFormat.PDF and data else "")
+
+
+class ParserProcess(Closing):
+    """Parses HTML and PDF, one document at a time. For one thread.
+
+    ``serve`` is the code of the process, and ``arguments`` are those that it gets behind its file descriptor and the
+    limits.
+    """
+
+    def __init__(self, limits: DocumentLimits, serve: str = _SERVE, *arguments: str) -> None:
         self._limits = limits
+        self._serve = serve
+        self._arguments = arguments
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: Connection | None = None
 
@@ -151,6 +167,11 @@ class ParserProcess(Closing):
 
     def parse(self, kind: DocumentFormat, data: bytes) -> ParsedDocument:
         """Raises UnreadableError, also for a document that takes too long or ends its parser."""
+        answer = self.ask(kind, data)
+        return ParsedDocument(answer["text"], answer["title"], markdown=kind is not DocumentFormat.PDF)
+
+    def ask(self, kind: DocumentFormat, data: bytes) -> dict[str, Any]:
+        """The answer of the process to one document. Raises UnreadableError as ``parse``."""
         if self._connection is None:
             self._connection = self._start()
         connection = self._connection
@@ -159,7 +180,7 @@ class ParserProcess(Closing):
             with self._ended_after(self._limits.max_parse_s, late):
                 connection.send_bytes(kind.encode())
                 connection.send_bytes(data)
-                answer = json.loads(connection.recv_bytes(self._most_bytes()))
+                answer: dict[str, Any] = json.loads(connection.recv_bytes(self.most_bytes()))
         except (EOFError, OSError):
             self.close()
             if late.is_set():
@@ -173,10 +194,10 @@ class ParserProcess(Closing):
             raise
         if "reason" in answer:
             raise UnreadableError(answer["reason"])
-        return ParsedDocument(answer["text"], answer["title"], markdown=kind is not DocumentFormat.PDF)
+        return answer
 
-    def _most_bytes(self) -> int:
-        """Of an answer. A longer one is not read: its process is ended as if it had crashed."""
+    def most_bytes(self) -> int:
+        """Bound of an answer. A longer one is not read: its process is ended as if it had crashed."""
         characters = self._limits.max_characters + MOST_TITLE_CHARACTERS
         return characters * _MOST_BYTES_OF_A_CHARACTER + _BYTES_AROUND_THE_TEXT
 
@@ -185,7 +206,8 @@ class ParserProcess(Closing):
         with theirs:
             paths = [_PACKAGES, *filter(None, [os.environ.get("PYTHONPATH")])]
             # -P: a folder of documents is no place to import from. A session of its own: Ctrl-C is for us to answer.
-            command = [sys.executable, "-P", "-c", _SERVE, str(theirs.fileno()), json.dumps(asdict(self._limits))]
+            told = (str(theirs.fileno()), json.dumps(asdict(self._limits)), *self._arguments)
+            command = [sys.executable, "-P", "-c", self._serve, *told]
             self._process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
@@ -223,22 +245,18 @@ class ParserProcess(Closing):
             yield
 
 
-def answer(kind: str, data: bytes, limits: DocumentLimits) -> dict[str, str]:
-    """``text`` and ``title`` of a document, or the ``reason`` why it cannot be had."""
-    parse = parse_pdf if kind == DocumentFormat.PDF else parse_html
-    try:
-        parsed: ParsedDocument = parse(data, limits)
-    except UnreadableError as error:
-        return {"reason": str(error)}
-    except MemoryError:
-        return {"reason": f"needs more memory to parse than a document may ({limits.max_parser_bytes >> 20:,} MiB)"}
-    except Exception as error:  # noqa: BLE001 - a parser may raise anything, and the next document is still to come
-        return {"reason": f"made its parser fail ({type(error).__name__})"}
+Answer = Mapping[str, Any]
+
+
+def answer(kind: DocumentFormat, data: bytes, limits: DocumentLimits) -> Answer:
+    """``text`` and ``title`` of a document. Raises UnreadableError, and whatever a parser raises."""
+    parsed = parse_pdf(data, limits) if kind is DocumentFormat.PDF else parse_html(data, limits)
     return {"text": parsed.text, "title": parsed.title[:MOST_TITLE_CHARACTERS]}
 
 
-def serve() -> None:
-    """Main function of the parser process; its arguments are a file descriptor and the limits in JSON."""
+def serve(answer_of: Callable[[DocumentFormat, bytes, DocumentLimits], Answer] = answer) -> None:
+    """Main function of the parser process; its arguments are a file descriptor and the limits in JSON. It answers
+    ``reason`` where there is no answer."""
     die_with_parent(signal.SIGKILL)
     connection, limits = Connection(int(sys.argv[1])), DocumentLimits(**json.loads(sys.argv[2]))
     resource.setrlimit(resource.RLIMIT_AS, (limits.max_parser_bytes, limits.max_parser_bytes))
@@ -249,5 +267,21 @@ def serve() -> None:
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):
         connection.send_bytes(b"ready")
         while True:
-            kind = connection.recv_bytes().decode()
-            connection.send_bytes(json.dumps(answer(kind, connection.recv_bytes(), limits)).encode())
+            kind = DocumentFormat(connection.recv_bytes().decode())
+            connection.send_bytes(json.dumps(_said(answer_of, kind, connection.recv_bytes(), limits)).encode())
+
+
+def _said(
+    answer_of: Callable[[DocumentFormat, bytes, DocumentLimits], Answer],
+    kind: DocumentFormat,
+    data: bytes,
+    limits: DocumentLimits,
+) -> Answer:
+    try:
+        return answer_of(kind, data, limits)
+    except UnreadableError as error:
+        return {"reason": str(error)}
+    except MemoryError:
+        return {"reason": f"needs more memory to parse than a document may ({limits.max_parser_bytes >> 20:,} MiB)"}
+    except Exception as error:  # noqa: BLE001 - a parser may raise anything, and the next document is still to come
+        return {"reason": f"made its parser fail ({type(error).__name__})"}

@@ -17,7 +17,7 @@ from fairlane_server.retrieval.documents import DocumentError, DocumentReader, c
 from fairlane_server.retrieval.embedder import Embedder, TextRefusedError
 from fairlane_server.retrieval.parsers import MOST_TITLE_CHARACTERS, PARSER_REVISION, DocumentLimits
 from fairlane_server.retrieval.sources import SkippedFile, SourceFile, Sources
-from fairlane_server.retrieval.store import Collection, CollectionStore, NewDocument
+from fairlane_server.retrieval.store import Collection, CollectionStore, NewDocument, NewPassage
 from fairlane_server.store_error import ReportableError
 
 _MOST_SOURCE_BYTES = 1_024
@@ -91,18 +91,28 @@ def content_hash(data: bytes, chunking: Chunking, embedder_name: str) -> str:
     return hashlib.sha256(made_by.encode() + hashlib.sha256(data).digest()).hexdigest()
 
 
+def embedded_texts(passages: Iterable[NewPassage]) -> list[str]:
+    """The texts whose vectors are those of the passages: each with the headings above it."""
+    return [f"{passage.heading}\n{passage.text}" if passage.heading else passage.text for passage in passages]
+
+
+def check_embedder(collection: Collection, embedder: Embedder) -> None:
+    """Raises EmbedderMismatchError if the collection has vectors of another embedder."""
+    if (collection.embedder, collection.dimensions) != (embedder.name, embedder.dimensions):
+        raise EmbedderMismatchError(
+            f"collection {collection.name} was embedded by {collection.embedder} ({collection.dimensions} "
+            f"dimensions), and this embedder is {embedder.name} ({embedder.dimensions}): use that one, or create a "
+            "new collection"
+        )
+
+
 class Ingestion:
     """Brings files into one collection of a tenant. Raises EmbedderMismatchError for another embedder than its own."""
 
     def __init__(
         self, store: CollectionStore, embedder: Embedder, collection: Collection, options: IngestOptions | None = None
     ) -> None:
-        if (collection.embedder, collection.dimensions) != (embedder.name, embedder.dimensions):
-            raise EmbedderMismatchError(
-                f"collection {collection.name} was embedded by {collection.embedder} ({collection.dimensions} "
-                f"dimensions), and this embedder is {embedder.name} ({embedder.dimensions}): use that one, or create a "
-                "new collection"
-            )
+        check_embedder(collection, embedder)
         self._store = store
         self._embedder = embedder
         self._collection = collection
@@ -215,7 +225,7 @@ class Ingestion:
             raise DocumentError(file.source, "holds no text")
         title = (title_of(document) or PurePath(file.source).stem)[:MOST_TITLE_CHARACTERS]
         # The hash of what was read now: the file may have changed since it was planned.
-        return NewDocument(file.source, self._hash(data), title, passages, _NO_VECTORS)
+        return NewDocument(file.source, self._hash(data), title, passages, _NO_VECTORS, len(data))
 
     def _embedded(self, batch: Sequence[NewDocument], failures: list[SkippedFile]) -> list[NewDocument]:
         """The batch without the documents that the embedder refuses: those are failures."""
@@ -229,8 +239,7 @@ class Ingestion:
             return []
 
     def _embed(self, batch: Sequence[NewDocument]) -> list[NewDocument]:
-        passages = [passage for document in batch for passage in document.passages]
-        texts = [f"{passage.heading}\n{passage.text}" if passage.heading else passage.text for passage in passages]
+        texts = [text for document in batch for text in embedded_texts(document.passages)]
         # A large document is a batch by itself; its texts are still embedded in bounded parts.
         size = self._options.batch_passages
         parts = [self._embedder.embed(texts[start : start + size]) for start in range(0, len(texts), size)]

@@ -2,7 +2,7 @@
 
 import struct
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from typing import Any, Self
@@ -22,6 +22,7 @@ from fairlane_server.retrieval.store import (
     CollectionExistsError,
     CollectionNotFoundError,
     NewDocument,
+    TooManyCollectionsError,
 )
 from fairlane_server.store_error import StoreError
 from fairlane_server.text import clean_text
@@ -64,8 +65,8 @@ AND documents.content_hash = coalesce(wanted.content_hash, documents.content_has
 RETURNING documents.source, passages
 """
 _ADD_DOCUMENTS = """
-INSERT INTO documents (collection_id, tenant, source, content_hash, title, passages)
-SELECT %s, %s, * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[])
+INSERT INTO documents (collection_id, tenant, source, content_hash, title, passages, size_bytes)
+SELECT %s, %s, * FROM unnest(%s::text[], %s::text[], %s::text[], %s::bigint[], %s::bigint[])
 """
 _ADD_PASSAGES = sql.SQL("""
 INSERT INTO {} (collection_id, tenant, source, ordinal, heading, text, tokens, embedding)
@@ -171,7 +172,7 @@ class PgVectorCollections(Closing):
                 raise CollectionExistsError(f"there is a collection {name!r} already") from None
             # Each is a table and its indexes, which every planner and every backup of the database has to do with.
             if len(connection.execute(_ALL, (tenant,)).fetchall()) > MOST_COLLECTIONS:
-                raise StoreError(f"a tenant has at most {MOST_COLLECTIONS} collections")
+                raise TooManyCollectionsError(f"a tenant has at most {MOST_COLLECTIONS} collections")
             return _one(connection, _BY_NAME, tenant, name)
 
     def get(self, tenant: str, name: str) -> Collection:
@@ -184,8 +185,11 @@ class PgVectorCollections(Closing):
 
     def delete(self, tenant: str, name: str) -> Collection:
         with self._transaction(tenant) as connection:
-            collection = _one(connection, _LOCKED, tenant, name)
-            connection.execute("SELECT delete_collection(%s)", (collection.name,))
+            # Not locked: the function does that, and the gateway's role may not.
+            collection = _one(connection, _BY_NAME, tenant, name)
+            deleted = connection.execute("SELECT delete_collection(%s)", (collection.name,)).fetchone()
+            if deleted is None or not deleted[0]:
+                return collection_of(None, name)
             return collection
 
     def content_hashes(self, tenant: str, name: str) -> Mapping[str, str]:
@@ -194,30 +198,46 @@ class PgVectorCollections(Closing):
             query = "SELECT source, content_hash FROM documents WHERE collection_id = %s"
             return dict(connection.execute(query, (number,)).fetchall())
 
-    def put(self, tenant: str, name: str, documents: Sequence[NewDocument], *, number: int | None = None) -> None:
+    def put(
+        self,
+        tenant: str,
+        name: str,
+        documents: Sequence[NewDocument],
+        *,
+        number: int | None = None,
+        confirm: Callable[[psycopg.Connection], None] | None = None,
+    ) -> None:
+        """See CollectionStore. ``confirm`` is called at the end of the transaction; what it raises undoes all."""
         with self._transaction(tenant) as connection:
             collection = _one(connection, _LOCKED, tenant, name, number)
-            _check(documents, collection)
-            if not documents:
-                return
-            removed = _remove(connection, collection, {document.source: None for document in documents})
-            columns = [
-                [document.source for document in documents],
-                [plain(document.content_hash) for document in documents],
-                [plain(document.title) for document in documents],
-                [len(document.passages) for document in documents],
-            ]
-            connection.execute(_ADD_DOCUMENTS, (collection.number, tenant, *columns))
-            added = 0
-            statement = _ADD_PASSAGES.format(partition(collection.number))
-            passages = _rows(documents)
-            while rows := tuple(islice(passages, _ROWS_PER_STATEMENT)):
-                *values, vectors = zip(*rows, strict=True)
-                wire = Wire.vectors(np.stack(vectors), self._vector_oid)
-                connection.execute(statement, (collection.number, tenant, *map(list, values), wire))
-                added += len(rows)
-            counts = (len(documents) - len(removed), added - sum(removed))
-            connection.execute(_COUNT, (*counts, collection.number))
+            self._put(connection, collection, documents)
+            if confirm is not None:
+                confirm(connection)
+
+    def _put(self, connection: psycopg.Connection, collection: Collection, documents: Sequence[NewDocument]) -> None:
+        tenant = collection.tenant
+        _check(documents, collection)
+        if not documents:
+            return
+        removed = _remove(connection, collection, {document.source: None for document in documents})
+        columns = [
+            [document.source for document in documents],
+            [plain(document.content_hash) for document in documents],
+            [plain(document.title) for document in documents],
+            [len(document.passages) for document in documents],
+            [document.size_bytes for document in documents],
+        ]
+        connection.execute(_ADD_DOCUMENTS, (collection.number, tenant, *columns))
+        added = 0
+        statement = _ADD_PASSAGES.format(partition(collection.number))
+        passages = _rows(documents)
+        while rows := tuple(islice(passages, _ROWS_PER_STATEMENT)):
+            *values, vectors = zip(*rows, strict=True)
+            wire = Wire.vectors(np.stack(vectors), self._vector_oid)
+            connection.execute(statement, (collection.number, tenant, *map(list, values), wire))
+            added += len(rows)
+        counts = (len(documents) - len(removed), added - sum(removed))
+        connection.execute(_COUNT, (*counts, collection.number))
 
     def remove(
         self, tenant: str, name: str, sources: Sequence[str] | Mapping[str, str], *, number: int | None = None

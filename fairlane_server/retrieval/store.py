@@ -16,6 +16,10 @@ class CollectionExistsError(StoreError):
     """The tenant has a collection of this name already."""
 
 
+class TooManyCollectionsError(StoreError):
+    """The tenant has as many collections as it may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Collection:
     """A named set of documents of one tenant, with vectors of one ``embedder``.
@@ -55,6 +59,8 @@ class NewDocument:
     passages: Sequence[NewPassage]
     vectors: FloatArray
     """Of shape (passages, dimensions)."""
+    size_bytes: int = 0
+    """Of the file; 0: not known."""
 
 
 @dataclass(frozen=True, slots=True)

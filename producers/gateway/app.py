@@ -17,6 +17,7 @@ from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
+from fairlane_server.erasure.expiry import Lifetimes
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
@@ -24,14 +25,20 @@ from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.client import redis_client
 from fairlane_server.redis.state import report_state
+from fairlane_server.topics.families import load_families
 from producers.backfill.kafka import reply_partitions
 from producers.gateway import openapi
+from producers.gateway.conversations.deps import ConversationDeps
+from producers.gateway.conversations.routes import router as conversation_router
+from producers.gateway.documents.deps import DocumentDeps
+from producers.gateway.documents.routes import is_upload_path
+from producers.gateway.documents.routes import router as document_router
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
 from producers.gateway.identity.assembly import authenticator
-from producers.gateway.native.deps import NativeDeps
+from producers.gateway.native.deps import KEEP_S, NativeDeps
 from producers.gateway.native.routes import ShortPath
 from producers.gateway.native.routes import router as native_router
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
@@ -48,7 +55,8 @@ from producers.gateway.pipeline.reply_reader import ReplyReader
 from producers.gateway.pipeline.submitter import Submitter
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import RequestStore
-from producers.gateway.results.results import Results
+from producers.gateway.results.results import RECENT_MS, Results
+from producers.ingest.upload_store import DocumentQuota
 
 log = logs.get_logger(__name__)
 
@@ -146,8 +154,7 @@ class Gateway:
             BodyLimit,
             max_bytes=settings.gateway_max_body_bytes,
             budget=self._budget,
-            # A file of the maximum size, plus the form around it.
-            streamed={FILES_PATH: settings.gateway_max_file_bytes + MOST_FORM_BYTES},
+            streamed=self._streamed_bytes,
         )
         self.app.add_middleware(self._call_log)
 
@@ -205,6 +212,14 @@ class Gateway:
             missing["postgres"] = "recorded results and new keys are not found"
         return missing
 
+    def _streamed_bytes(self, path: str) -> int | None:
+        """Bound of a body that is streamed to disk: a file of the maximum size, plus the form around it."""
+        if path == FILES_PATH:
+            return self._settings.gateway_max_file_bytes + MOST_FORM_BYTES
+        if is_upload_path(path):
+            return self._settings.gateway_max_document_bytes + MOST_FORM_BYTES
+        return None
+
     def _call_log(self, app: object) -> CallLog:
         self.calls = CallLog(app)  # type: ignore[arg-type]  # starlette hands the next application to a factory
         return self.calls
@@ -246,7 +261,34 @@ class Gateway:
             results=self._results,
             identify=self._authenticator.identify,
         )
-        for router in (native_router(native), openai_router(openai), batch_router(batches)):
+        documents = DocumentDeps(
+            self._authenticator,
+            settings.postgres_dsn.get_secret_value(),
+            settings.files_url,
+            batches.spool_folder,
+            # Shared: together they leave some threads of the pool free.
+            batches.calls,
+            batches.transfers,
+            DocumentQuota(settings.documents_max_count, settings.documents_max_bytes, settings.documents_max_passages),
+            settings.gateway_max_document_bytes,
+        )
+        conversations = self._conversations = ConversationDeps(
+            self._authenticator,
+            settings.postgres_dsn.get_secret_value(),
+            self._results,
+            batches.calls,
+            batches.transfers,
+            load_families(),
+            _lifetimes(settings),
+        )
+        routers = (
+            native_router(native),
+            openai_router(openai),
+            batch_router(batches),
+            document_router(documents),
+            conversation_router(conversations),
+        )
+        for router in routers:
             self.app.include_router(router)
 
     @asynccontextmanager
@@ -276,6 +318,7 @@ class Gateway:
                 "upkeep": self._upkeep(),
                 "memory": self._trim_memory(),
                 "store check": self._check_store(),
+                "erasures": self._conversations.resume(),
             }
             for name, work in works.items():
                 task = asyncio.create_task(work, name=name)
@@ -368,6 +411,17 @@ class Gateway:
             )
 
         return api
+
+
+def _lifetimes(settings: Settings) -> Lifetimes:
+    """How long copies of what is erased live; the caches of other services are taken to have the same settings."""
+    return Lifetimes(
+        cached_results_ms=1_000 * settings.result_cache_ttl_s,
+        cached_answers_ms=1_000 * settings.cache_ttl_s,
+        gateway_memory_ms=round(max(1_000 * KEEP_S, RECENT_MS)),
+        audit_ms=1_000 * settings.audit_ttl_s,
+        usage_ms=1_000 * settings.usage_ttl_s,
+    )
 
 
 async def _cancelled(task: "asyncio.Task[None]") -> None:

@@ -73,11 +73,13 @@ class Projection:
             written in order.
         withdrawn: keys to delete per table, written after the layers.
         skipped: records that hold nothing to store.
+        conversations: the conversation of each reply that continues one, by tenant and request id.
     """
 
     layers: dict[str, list[list[Row]]] = field(default_factory=dict)
     withdrawn: dict[str, list[str]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
+    conversations: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def count(self, table: Table) -> int:
         """How many rows of a table are written."""
@@ -96,7 +98,7 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
                 key, row = _mirrored(record, table, record_type, codec)
                 latest.setdefault(table.name, {})[key] = row
             else:
-                for table, row in _event(record, codec):
+                for table, row in _event(record, codec, projection.conversations):
                     events.setdefault(table.name, []).append(row)
         except DecodeError as error:
             projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
@@ -126,9 +128,11 @@ def _layers(table: Table, rows: Sequence[Row]) -> list[list[Row]]:
     return layers
 
 
-def _event(record: LogRecord, codec: Codec) -> tuple[tuple[Table, Row], ...]:
+def _event(record: LogRecord, codec: Codec, conversations: dict[tuple[str, str], str]) -> tuple[tuple[Table, Row], ...]:
     if is_replies(record.topic):
         reply = codec.decode_as(InferenceReply, record.value)
+        if reply.turn is not None:
+            conversations[storable(reply.tenant), storable(reply.request_id)] = storable(reply.turn.conversation_id)
         result = RESULTS, _result(reply, record)
         turn = _turn(reply, record)
         return (result,) if turn is None else (result, (TURNS, turn))

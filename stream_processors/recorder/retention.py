@@ -14,7 +14,7 @@ from fairlane.logs import get_logger
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import AUDIT_LOGS, DAILY_SUMS, RESULTS, TURNS, USAGE, Table
+from stream_processors.recorder.tables import AUDIT_LOGS, DAILY_SUMS, ERASED, ERASURES, RESULTS, TURNS, USAGE, Table
 
 INTERVAL_S = 60.0
 """Between two looks at a table in which nothing more is old."""
@@ -52,6 +52,9 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         Rule(USAGE, "occurred_at_ms", settings.usage_ttl_s),
         Rule(AUDIT_LOGS, "occurred_at_ms", settings.audit_ttl_s),
         *(Rule(table, "day", daily_s) for table in DAILY_SUMS),
+        Rule(ERASURES, "requested_at_ms", settings.audit_ttl_s),
+        # A tombstone names the end of its own time.
+        Rule(ERASED, "kept_until_ms", 0),
     )
 
 

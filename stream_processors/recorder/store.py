@@ -8,9 +8,10 @@ from typing import Any
 import psycopg
 
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
+from stream_processors.recorder.erased import Subject, drop_erased, subjects
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import ALL_TABLES, Table
+from stream_processors.recorder.tables import ALL_TABLES, RESULTS, Table
 
 APPLICATION_NAME = "fairlane-recorder"
 CALL_TIMEOUT_S = 15.0
@@ -42,6 +43,17 @@ WITH move AS (
 UPDATE source_offsets AS stored SET next_offset = locked.next_offset, updated_at = now()
 FROM locked WHERE stored.topic = locked.topic AND stored.partition = locked.partition
 AND stored.next_offset = locked.expected
+"""
+# Held until the rows are committed. An erasure takes it alone while it writes its tombstones, so that it finds the rows
+# of every recorder that did not see them.
+ERASURE_LOCK = 4_170_120_020
+_LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
+_ANY_ERASED = b"SELECT EXISTS (SELECT FROM erased)"
+_ERASED = b"""
+SELECT about.tenant, about.kind, about.name, before_ms
+FROM unnest(%s::text[], %s::text[], %s::text[]) AS about (tenant, kind, name)
+JOIN erased ON erased.tenant = about.tenant AND erased.kind = about.kind
+    AND erased.digest = sha256(convert_to(about.name, 'UTF8'))
 """
 _NAME = """
 UPDATE source_offsets AS stored SET topic_id = named.topic_id
@@ -122,6 +134,8 @@ class RecorderStore:
             _move(connection, moves)
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)
+                if RESULTS.name in projection.layers:
+                    drop_erased(projection, _erased(connection, projection))
             for table in ALL_TABLES:
                 for rows in projection.layers.get(table.name, ()):
                     repetitions += _insert(connection, table, rows)
@@ -148,6 +162,17 @@ def _move(connection: psycopg.Connection, moves: Mapping[Partition, Move]) -> No
     steps = ((*partition, move.expected, move.next_offset) for partition, move in moves.items())
     if connection.execute(_MOVE, _columns(steps, 4)).rowcount != len(moves):
         raise SupersededError
+
+
+def _erased(connection: psycopg.Connection, projection: Projection) -> dict[Subject, int]:
+    """Which of the batch's conversations and requests were erased, and before when. No erasure is requested from now on
+    until the transaction ends."""
+    connection.execute(_LOCK_ERASURES)
+    row = connection.execute(_ANY_ERASED).fetchone()
+    if row is None or not row[0]:
+        return {}
+    asked = _columns(((one.tenant, one.kind, one.name) for one in subjects(projection)), 3)
+    return {Subject(*about): before_ms for *about, before_ms in connection.execute(_ERASED, asked)}
 
 
 def _insert(connection: psycopg.Connection, table: Table, rows: list[tuple[Any, ...]]) -> list[Repetition]:

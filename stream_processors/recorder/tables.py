@@ -217,4 +217,9 @@ DAILY_SUMS = tuple(
 )
 """Sums of usage, which triggers of that table count. The recorder removes old days."""
 
+ERASURES = Table("erasures", "erasure", {"erasure_id": "text", "requested_at_ms": "bigint"}, ("erasure_id",), "NOTHING")
+ERASED = Table(
+    "erased", "tombstone", {"tenant": "text", "kind": "text", "kept_until_ms": "bigint"}, ("tenant", "kind"), "NOTHING"
+)
+"""Of the erasures that tenants asked for. The recorder reads what is not to be stored, and removes what is old."""
 ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODELS)

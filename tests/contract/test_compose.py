@@ -49,7 +49,7 @@ KNOWN_TO_IMAGES = {
     "setup-registry": r"ADMIN_PASSWORD",
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
     r"|PROPERTIES_(SECURITY_PROTOCOL|SASL_(MECHANISM|JAAS_CONFIG))|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
-    "postgres": r"POSTGRES_(INITDB_ARGS|((OWNER|DISPATCHER|RECORDER|GATEWAY|BACKFILL|OPERATOR)_)?PASSWORD)",
+    "postgres": r"POSTGRES_(INITDB_ARGS|((OWNER|DISPATCHER|RECORDER|GATEWAY|BACKFILL|INGEST|ADMIN_API|OPERATOR)_)?PASSWORD)",
     # The program's own, and those that its command puts into its configuration.
     "redis": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY)_PASSWORD",
     "redis-cache": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY|CONSUMER)_PASSWORD",
@@ -149,7 +149,7 @@ def test_the_credentials_of_the_storage_reach_those_who_store_files_and_nobody_e
     """Handed on as they are: Compose takes a variable without a value from .env or the shell."""
     given = {service.name for service in OWN_CONTAINERS if STORAGE_VARIABLES.keys() <= service.handed_on}
     assert given == {service.name for service in OWN_CONTAINERS if "FILES_URL" in service.environment}
-    assert given == {"gateway", "backfill"}
+    assert given == {"gateway", "backfill", "ingest"}
     for service in OWN_CONTAINERS:
         assert service.name in given or not STORAGE_VARIABLES.keys() & (service.handed_on | service.environment.keys())
 

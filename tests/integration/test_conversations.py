@@ -23,6 +23,7 @@ from fairlane_server.conversations.conversations import (
     PgTurnStore,
 )
 from fairlane_server.conversations.turns import MOST_TURNS, StoredTurns
+from fairlane_server.erasure.erasures import ErasureKind, Erasures
 from fairlane_server.postgres import pool
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.pool import DeadlinePool
@@ -373,10 +374,11 @@ def test_conversations_are_listed_shown_and_deleted_for_one_tenant(
             ("orders", 2, 2_000),
         ]
         assert [turn.answer for turn in conversations.turns("orders")] == ["answer 1", "answer 2"]
-        assert conversations.delete("orders") == 2
-        for call in (conversations.turns, conversations.delete):
-            with pytest.raises(ConversationNotFoundError):
-                call("orders")
+        with Erasures(migrated.operator_dsn, "acme", 60_000) as erasures:
+            erasure_id = erasures.request(ErasureKind.CONVERSATION, ["orders"], "operator")
+            assert len(erasures.step(erasure_id)) == 2
+        with pytest.raises(ConversationNotFoundError):
+            conversations.turns("orders")
     assert answers(read(migrated, "globex", "orders")) == ["answer 1"]
     with pytest.raises(ValueError, match="no tenant"):
         Conversations(migrated.operator_dsn, ALL_TENANTS)
@@ -404,5 +406,6 @@ def test_the_command_line(migrated: PostgresServer, recorded: Recorded) -> None:
     other = run("show", "orders", tenant="globex")
     assert (other.returncode, other.stderr) == (1, "error: there is no conversation 'orders'\n")
     assert run("delete", "orders").returncode == 1
-    assert run("delete", "orders", "--yes").stdout == "deleted orders of tenant acme with 2 turns\n"
+    said = "deleted orders of tenant acme with 2 turns; cached replies expire within 300 s\n"
+    assert run("delete", "orders", "--yes").stdout == said
     assert run("list").stdout == "tenant acme has no conversations\n"

@@ -23,6 +23,7 @@ TENANT_TABLES = (
     *("collections", "documents", "passages", "conversation_turns"),
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
     *("admin_events", "usage_daily", "usage_daily_callers"),
+    *("document_uploads", "erasures", "erased"),
 )
 REVISIONS = (
     "0001",
@@ -45,6 +46,7 @@ REVISIONS = (
     "0018",
     "0019",
     "0020",
+    "0021",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -72,6 +72,31 @@ FILES: frozenset[Route] = frozenset(
     }
 )
 """They need a Postgres."""
+DOCUMENTS: frozenset[Route] = frozenset(
+    {
+        ("POST", "/v1/collections"),
+        ("GET", "/v1/collections"),
+        ("GET", "/v1/collections/{collection}"),
+        ("DELETE", "/v1/collections/{collection}"),
+        ("POST", "/v1/collections/{collection}/documents"),
+        ("GET", "/v1/collections/{collection}/documents"),
+        ("GET", "/v1/collections/{collection}/documents/{document_id}"),
+        ("DELETE", "/v1/collections/{collection}/documents/{document_id}"),
+    }
+)
+"""They need a Postgres too."""
+CONVERSATIONS: frozenset[Route] = frozenset(
+    {
+        ("GET", "/v1/conversations"),
+        ("GET", "/v1/conversations/{conversation_id}"),
+        ("DELETE", "/v1/conversations/{conversation_id}"),
+        ("GET", "/v1/conversations/{conversation_id}/export"),
+        ("POST", "/v1/erasures"),
+        ("GET", "/v1/erasures"),
+        ("GET", "/v1/erasures/{erasure_id}"),
+    }
+)
+"""Likewise."""
 HEALTH: frozenset[Route] = frozenset({("GET", "/health"), ("GET", "/health/ready")})
 
 _TAKE_NOTHING = HEALTH | {("GET", "/v1/models")}

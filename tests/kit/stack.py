@@ -51,6 +51,7 @@ class PostgresServer:
     recorder_dsn: str
     gateway_dsn: str
     backfill_dsn: str
+    ingest_dsn: str
     operator_dsn: str
     admin_dsn: str
     template: str = ""

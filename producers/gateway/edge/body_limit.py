@@ -8,7 +8,7 @@ that freeing one returns it; memory split into smaller blocks is returned by a t
 """
 
 import ctypes
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -40,23 +40,27 @@ class BodyLimit:
     """ASGI middleware. Reading a body over a bound raises GatewayError (413, 429, 503). The caller gets that error,
     whatever the application answers; then the connection is closed.
 
-    ``streamed`` has the bounds by path of bodies that go to disk as they arrive and take none of the ``budget``, which
-    is of the bytes in memory.
+    ``streamed`` returns the bound by path of bodies that go to disk as they arrive and take none of the ``budget``,
+    which is of the bytes in memory; None for all other paths.
     """
 
     def __init__(
-        self, app: ASGIApp, max_bytes: int, budget: TenantSlots, streamed: Mapping[str, int] | None = None
+        self,
+        app: ASGIApp,
+        max_bytes: int,
+        budget: TenantSlots,
+        streamed: Callable[[str], int | None] = lambda _path: None,
     ) -> None:
         self._app = app
         self._max_bytes = max_bytes
         self._budget = budget
-        self._streamed = streamed or {}
+        self._streamed = streamed
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        streamed_bytes = self._streamed.get(scope["path"])
+        streamed_bytes = self._streamed(scope["path"])
         most = self._max_bytes if streamed_bytes is None else streamed_bytes
         body = _Body(scope, receive, send, most, self._budget if streamed_bytes is None else None)
         declared = declared_bytes(scope)

@@ -17,7 +17,7 @@ class CallContext:
         requested_by: its name in the records of its requests.
         request_id: request that the call is about: published for it, found under its key, or asked for with a valid id.
             No other input of a caller is logged.
-        object_id: file or batch that the call is about, likewise.
+        object_id: file, batch, collection or document that the call is about, likewise.
         reply: reply to the request, once awaited, or the earlier reply.
         is_repeat: the reply is an earlier one under the same key: this call cost nothing.
         code: error code of the response, as in ``GatewayError``.

@@ -179,6 +179,18 @@ class Results:
         kept_since_ms = self._clock_ms() - self.kept_ms
         return status_of(request_id, history, seen, accepted, kept_since_ms)
 
+    async def forget(self, tenant: str, request_ids: Sequence[str]) -> bool:
+        """Delete what is remembered of these requests, in memory and in Redis. Returns False if Redis does not answer.
+
+        What other instances read within the last ``RECENT_MS`` stays in their memory for as long.
+        """
+        for request_id in request_ids:
+            with self._recent_lock:
+                self._recent.pop((tenant, request_id), None)
+            self._accepted.pop((tenant, request_id))
+        names = (CacheName.RESULT, CacheName.ACCEPTED)
+        return await self.cache.forget([request_key(name, tenant, one) for one in request_ids for name in names])
+
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int
     ) -> Sequence[RecordedReply]:

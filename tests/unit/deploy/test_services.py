@@ -32,7 +32,7 @@ def test_one_group_of_consumers_for_each_pool(tmp_path: Path) -> None:
     assert read_pools(file) == ("generate", "encode")
     services = default_services(dispatchers=2, consumers=2, engine="simulated", models_file=file)
     assert [service.name for service in services] == [
-        *("dispatcher-1", "dispatcher-2", "recorder-1", "gateway-1", "admin-1", "backfill-1"),
+        *("dispatcher-1", "dispatcher-2", "recorder-1", "gateway-1", "admin-1", "backfill-1", "ingest-1"),
         *("consumer-generate-1", "consumer-generate-2", "consumer-encode-1", "consumer-encode-2"),
     ]
     consumer = services[-1].spec(ENDPOINTS, 20_001, ("kafka",))
@@ -49,7 +49,7 @@ def test_the_pools_of_single_tenants_get_consumers_too(tmp_path: Path) -> None:
     file = models(tmp_path, ("generate", "acme-gpu"), ("encode", "acme-gpu", "b-gpu"), ("encode",))
     assert read_pools(file) == ("generate", "encode", "acme-gpu", "b-gpu")
     services = default_services(models_file=file)
-    assert [service.name for service in services][4:] == [
+    assert [service.name for service in services][5:] == [
         *("consumer-generate-1", "consumer-encode-1", "consumer-acme-gpu-1", "consumer-b-gpu-1")
     ]
     assert services[-1].spec(ENDPOINTS, 20_001, ()).argv[-2:] == ("--pool", "b-gpu")
@@ -119,6 +119,7 @@ def test_each_service_gets_its_own_way_into_postgres_and_who_needs_none_gets_non
         "gateway-1": DSNS[PostgresRole.GATEWAY],
         "backfill-1": DSNS[PostgresRole.BACKFILL],
         "admin-1": DSNS[PostgresRole.ADMIN],
+        "ingest-1": DSNS[PostgresRole.INGEST],
         "consumer-words-1": None,
     }
     # Nor what the supervisor has in its environment.

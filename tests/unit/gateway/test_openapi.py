@@ -14,6 +14,8 @@ from schemathesis import GenerationMode
 
 from producers.gateway import openapi
 from tests.kit.openapi_kit import (
+    CONVERSATIONS,
+    DOCUMENTS,
     FILES,
     HEALTH,
     NATIVE,
@@ -27,7 +29,7 @@ from tests.kit.openapi_kit import (
     scripted,
 )
 
-ALL = NATIVE | OPENAI | FILES | HEALTH
+ALL = NATIVE | OPENAI | FILES | DOCUMENTS | CONVERSATIONS | HEALTH
 IDEMPOTENT = {
     *((method, path) for method, path in NATIVE | OPENAI if method == "POST"),
     ("POST", "/v1/batches"),
@@ -89,7 +91,7 @@ def test_every_route_says_what_it_takes_and_answers(document: dict[str, Any]) ->
         assert {status for status in statuses if status.startswith("2")}, route
         if route not in HEALTH:
             assert {"401", "403", "404", "429", "503", "default"} <= statuses, route
-        if route in FILES | NATIVE or method == "POST":
+        if route in FILES | NATIVE | DOCUMENTS | CONVERSATIONS or method == "POST":
             assert "400" in statuses, route
         if method == "POST" and "{" not in path:
             assert operation["requestBody"]["content"], route

@@ -23,7 +23,7 @@ from stream_processors.recorder.retention import (
     drop_old,
     rules_of,
 )
-from stream_processors.recorder.tables import ALL_TABLES, DAILY_SUMS, MODELS, RESULTS, TENANTS, USAGE
+from stream_processors.recorder.tables import ALL_TABLES, DAILY_SUMS, ERASED, ERASURES, MODELS, RESULTS, TENANTS, USAGE
 from tests.kit.waiting import eventually
 
 
@@ -47,9 +47,9 @@ def projected(*at_ms: int) -> Projection:
 def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseconds() -> None:
     rules = rules_of(Settings())
     growing = {table.name for table in ALL_TABLES} - {TENANTS.name, MODELS.name}
-    assert {rule.name for rule in rules} == growing | {table.name for table in DAILY_SUMS}
+    assert {rule.name for rule in rules} == growing | {table.name for table in (*DAILY_SUMS, ERASURES, ERASED)}
     assert all(rule.column in rule.table.columns for rule in rules)
-    assert all(rule.column.endswith("_at_ms") or rule.table in DAILY_SUMS for rule in rules)
+    assert all(rule.column.endswith("_at_ms") or rule.table in (*DAILY_SUMS, ERASED) for rule in rules)
     kept_days = {rule.name: rule.keep_s / 86_400 for rule in rules}
     assert kept_days == {
         "results": 1,
@@ -58,6 +58,8 @@ def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseco
         "audit_logs": 90,
         "usage_daily": 3 * 365,
         "usage_daily_callers": 3 * 365,
+        "erasures": 90,
+        "erased": 0,
     }
 
 

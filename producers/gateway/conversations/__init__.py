@@ -1,0 +1,1 @@
+"""A tenant's conversations over HTTP, and its erasures."""

@@ -1,0 +1,174 @@
+"""Dependencies of the routes of conversations and erasures, and their errors."""
+
+import asyncio
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TypeVar
+
+from starlette.concurrency import run_in_threadpool
+
+from fairlane.clock import ClockMs, now_ms
+from fairlane.logs import get_logger
+from fairlane.outcomes import Code
+from fairlane_server.conversations.conversations import ConversationNotFoundError, Conversations
+from fairlane_server.erasure.erasures import Erasure, Erasures, unfinished
+from fairlane_server.erasure.expiry import Expiry, Lifetimes, expiries, kept, tombstone_ms
+from fairlane_server.store_error import StoreError
+from fairlane_server.topics.families import TopicFamily
+from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
+from producers.gateway.openapi import ErrorDocs
+from producers.gateway.results.results import Results
+from producers.gateway.tenant_bounds import TenantSlots
+from producers.openai_api.errors import UNAVAILABLE, GatewayError
+
+log = get_logger(__name__)
+
+T = TypeVar("T")
+
+UNKNOWN_CONVERSATION, UNKNOWN_ERASURE = "unknown_conversation", "unknown_erasure"
+"""The gateway's own codes."""
+
+_RETRY_AFTER_MS = 2_000
+_RESUME_S = 10.0
+_IDLE_S = 10
+"""Nobody goes on with an erasure that has rested for so long: whoever did was killed, or has no Redis."""
+_MOST_RESUMED = 20
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationDeps:
+    """Dependencies of the routes.
+
+    Attributes:
+        authenticate: FastAPI dependency that returns the caller's identity; raises GatewayError.
+        postgres_dsn: database of conversations and erasures.
+        results: whose memory and Redis an erasure reaches.
+        calls: slots of short calls, shared with other routes that hold a thread.
+        transfers: slots of exports.
+        families: of the topics.
+        lives: how long copies live.
+        export_s: longest time of an export, in seconds.
+        clock_ms: milliseconds since the epoch.
+    """
+
+    authenticate: Authenticate
+    postgres_dsn: str
+    results: Results
+    calls: TenantSlots
+    transfers: TenantSlots
+    families: tuple[TopicFamily, ...]
+    lives: Lifetimes
+    export_s: float = 3_600.0
+    clock_ms: ClockMs = now_ms
+    _in_flight: set[str] = field(default_factory=set, init=False)
+
+    def permitted(self, *, writes: bool = False) -> Authenticate:
+        """FastAPI dependency: the caller, if it may read results, or erase them."""
+        return require(self.authenticate, Scope.RESULTS, writes=writes)
+
+    async def of_conversations(self, identity: Identity, use: Callable[[Conversations], T]) -> T:
+        """What comes of this use of the tenant's conversations, in a thread. Raises GatewayError: 404, 429, 503."""
+        with self.calls.taken(identity.tenant), _answered():
+            return await run_in_threadpool(self._conversations, identity.tenant, use)
+
+    async def of_erasures(self, identity: Identity, use: Callable[[Erasures], T]) -> T:
+        """The same for its erasures."""
+        with self.calls.taken(identity.tenant), _answered():
+            return await run_in_threadpool(self._erasures, identity.tenant, use)
+
+    async def carry_out(self, tenant: str, erasure_id: str) -> Erasure | None:
+        """Go on with an erasure. Returns how far it is: to its end, unless Redis does not answer. Raises StoreError."""
+        self._in_flight.add(erasure_id)
+        try:
+            return await self._carry_out(tenant, erasure_id)
+        finally:
+            self._in_flight.discard(erasure_id)
+
+    async def _carry_out(self, tenant: str, erasure_id: str) -> Erasure | None:
+        get = partial(_get, erasure_id=erasure_id)
+        found = await run_in_threadpool(self._erasures, tenant, get)
+        if found is None or found.is_done:
+            return found
+        uncached: Sequence[str] = found.uncached
+        while await self.results.forget(tenant, uncached):
+            uncached = await run_in_threadpool(self._erasures, tenant, partial(_step, erasure_id=erasure_id))
+            if not uncached:
+                break
+        found = await run_in_threadpool(self._erasures, tenant, get)
+        if found is not None and found.is_done:
+            log.info("erased", erasure=erasure_id, tenant=tenant, turns=found.turns, results=found.results)
+        return found
+
+    async def resume(self) -> None:
+        """Go on with erasures that a killed process left, of any tenant, for ever."""
+        while True:
+            await asyncio.sleep(_RESUME_S)
+            try:
+                left = await run_in_threadpool(unfinished, self.postgres_dsn, _IDLE_S, _MOST_RESUMED)
+                for tenant, erasure_id in left:
+                    if erasure_id not in self._in_flight:
+                        await self.carry_out(tenant, erasure_id)
+            except StoreError as error:
+                log.warning("erasures_not_resumed", reason=str(error))
+
+    @property
+    def kept_ms(self) -> int:
+        """How long a tombstone is kept."""
+        return tombstone_ms(self.families)
+
+    def expires(self, tenant: str, erasure: Erasure) -> tuple[Expiry, ...]:
+        """Where copies may still be, and until when."""
+        return expiries(erasure.requested_at_ms, tenant, self.families, self.lives)
+
+    def keeps(self, erasure: Erasure) -> tuple[Expiry, ...]:
+        """What is kept, without text."""
+        return kept(erasure.requested_at_ms, self.lives)
+
+    def _conversations(self, tenant: str, use: Callable[[Conversations], T]) -> T:
+        with Conversations(self.postgres_dsn, tenant) as conversations:
+            return use(conversations)
+
+    def _erasures(self, tenant: str, use: Callable[[Erasures], T]) -> T:
+        with Erasures(self.postgres_dsn, tenant, self.kept_ms) as erasures:
+            return use(erasures)
+
+
+def _get(erasures: Erasures, erasure_id: str) -> Erasure | None:
+    return erasures.get(erasure_id)
+
+
+def _step(erasures: Erasures, erasure_id: str) -> list[str]:
+    return erasures.step(erasure_id)
+
+
+@contextmanager
+def _answered() -> Iterator[None]:
+    try:
+        yield
+    except ConversationNotFoundError:
+        raise unknown_conversation() from None
+    except StoreError as error:
+        log.warning("conversations_unavailable", reason=str(error))
+        message = "conversations cannot be reached now"
+        raise GatewayError(503, UNAVAILABLE, message, retry_after_ms=_RETRY_AFTER_MS) from None
+
+
+def unknown_conversation() -> GatewayError:
+    """404: no such conversation, or another tenant's; the error does not say which."""
+    return GatewayError(404, UNKNOWN_CONVERSATION, "there is no such conversation", field="conversation_id")
+
+
+def unknown_erasure() -> GatewayError:
+    """404: no such erasure."""
+    return GatewayError(404, UNKNOWN_ERASURE, "there is no erasure with this id", field="erasure_id")
+
+
+ERRORS: ErrorDocs = {
+    400: (Code.INVALID, "A field is invalid; `field` names it"),
+    404: (UNKNOWN_CONVERSATION, "No such conversation, or no such erasure"),
+    429: (Code.OVERLOADED, "A limit is reached; retry after `retry-after`"),
+    503: (UNAVAILABLE, "Conversations are unavailable; retry after `retry-after`"),
+}
+"""Documented errors of all routes."""

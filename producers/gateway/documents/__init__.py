@@ -1,0 +1,1 @@
+"""A tenant's collections and documents over HTTP."""

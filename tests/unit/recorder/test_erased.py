@@ -1,0 +1,87 @@
+"""What was erased is not projected again, and what came after is."""
+
+from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
+from fairlane.schema_files import default_codec
+from stream_processors.recorder.erased import CONVERSATION, REQUEST, Subject, drop_erased, subjects
+from stream_processors.recorder.projection import LogRecord, Projection, project
+from stream_processors.recorder.store import ERASURE_LOCK
+from stream_processors.recorder.tables import RESULTS, TURNS
+
+
+def reply(
+    request_id: str,
+    conversation: str | None,
+    submitted_at_ms: int | None,
+    *,
+    replayed: bool = False,
+    tenant: str = "acme",
+) -> InferenceReply:
+    turn = None if conversation is None else ConversationTurn(conversation, (Message("user", "a secret"),))
+    return InferenceReply(
+        request_id,
+        tenant,
+        "ok",
+        output=Output(text="an answer"),
+        source=SourceCoordinate("q", 0, 0),
+        timings=Timings(submitted_at_ms),
+        turn=turn,
+        replayed=replayed,
+    )
+
+
+def projected(*replies: InferenceReply) -> Projection:
+    codec = default_codec()
+    records = [
+        LogRecord(f"replies.{one.tenant}", 0, offset, 5_000, None, codec.encode(one))
+        for offset, one in enumerate(replies)
+    ]
+    return project(records, codec)
+
+
+def left(projection: Projection, table: str) -> list[str]:
+    columns = list((RESULTS if table == "results" else TURNS).columns)
+    at = columns.index("request_id")
+    return sorted(str(row[at]) for layer in projection.layers.get(table, ()) for row in layer)
+
+
+def test_an_erased_conversation_is_left_out_until_the_time_of_its_erasure() -> None:
+    projection = projected(
+        reply("r-1", "orders", 100),
+        reply("r-2", "orders", 999, replayed=True),
+        reply("r-3", "orders", 1_000),
+        reply("r-4", "talk", 100),
+        reply("r-5", None, 100),
+        reply("r-6", "orders", 100, tenant="globex"),
+    )
+    assert drop_erased(projection, {Subject("acme", CONVERSATION, "orders"): 1_000}) == 3
+    assert left(projection, "results") == ["r-3", "r-4", "r-5", "r-6"]
+    assert left(projection, "conversation_turns") == ["r-3", "r-4", "r-6"]
+
+
+def test_an_erased_request_is_left_out_with_its_turn() -> None:
+    projection = projected(reply("r-1", "orders", 100), reply("r-2", "orders", 100))
+    assert drop_erased(projection, {Subject("acme", REQUEST, "r-1"): 1_000}) == 2
+    assert left(projection, "results") == left(projection, "conversation_turns") == ["r-2"]
+
+
+def test_without_a_time_of_submission_that_of_the_reply_counts() -> None:
+    erased = {Subject("acme", REQUEST, "r-1"): 5_000}
+    assert drop_erased(projected(reply("r-1", None, None)), erased) == 0
+    assert drop_erased(projected(reply("r-1", None, None)), dict.fromkeys(erased, 5_001)) == 1
+
+
+def test_a_batch_asks_about_each_conversation_and_request_once() -> None:
+    projection = projected(reply("r-1", "orders", 1), reply("r-1", "orders", 1), reply("r-2", None, 1))
+    assert subjects(projection) == [
+        Subject("acme", CONVERSATION, "orders"),
+        Subject("acme", REQUEST, "r-1"),
+        Subject("acme", REQUEST, "r-2"),
+    ]
+    assert drop_erased(projection, {}) == 0
+
+
+def test_the_lock_is_that_of_the_functions_in_the_database() -> None:
+    from deploy.migrations.versions import r0020_documents_and_erasures as revision
+
+    assert revision.ERASURE_LOCK == ERASURE_LOCK
+    assert str(ERASURE_LOCK) in revision.ERASE

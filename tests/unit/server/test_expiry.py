@@ -1,0 +1,52 @@
+"""When copies of what was erased are gone."""
+
+from fairlane_server.erasure.expiry import CLEANUP_MS, DEFAULT_SEGMENT_MS, Lifetimes, expiries, kept, tombstone_ms
+from fairlane_server.topics.families import load_families
+
+LIVES = Lifetimes(
+    cached_results_ms=300_000, cached_answers_ms=200_000, gateway_memory_ms=60_000, audit_ms=9_000, usage_ms=8_000
+)
+DAY_MS = 86_400_000
+AT_MS = 1_760_000_000_000
+
+
+def test_every_topic_with_texts_is_named_with_the_end_of_its_segments() -> None:
+    found = {one.store: one.gone_by_ms - AT_MS for one in expiries(AT_MS, "acme", load_families(), LIVES)}
+    assert found["memory:gateway"] == 60_000
+    assert found["redis:result"] == 300_000
+    assert found["redis:response"] == found["redis:retrieval"] == found["memory:dispatcher"] == 200_000
+    topics = {store.removeprefix("topic:"): life for store, life in found.items() if store.startswith("topic:")}
+    assert topics == {
+        # Its segments are as long as its retention.
+        "chunks.acme": 2 * 600_000 + CLEANUP_MS,
+        **dict.fromkeys(
+            ("requests.acme", "replies.acme", "replies.acme.{service}", "gateway.replies", "jobs.replies"),
+            7 * DAY_MS + DEFAULT_SEGMENT_MS + CLEANUP_MS,
+        ),
+        **dict.fromkeys(
+            (
+                *("backfill.acme", "priority.{pool}.{class}", "returned.{pool}"),
+                *("dead-letter.requests", "dead-letter.work", "dead-letter.replies.acme"),
+            ),
+            14 * DAY_MS + DEFAULT_SEGMENT_MS + CLEANUP_MS,
+        ),
+    }
+
+
+def test_the_first_to_go_comes_first() -> None:
+    times = [one.gone_by_ms for one in expiries(AT_MS, "acme", load_families(), LIVES)]
+    assert times == sorted(times)
+
+
+def test_what_is_kept_has_no_text() -> None:
+    assert {one.store: one.gone_by_ms - AT_MS for one in kept(AT_MS, LIVES)} == {
+        "postgres:audit_logs": 9_000,
+        "postgres:erasures": 9_000,
+        "postgres:usage": 8_000,
+    }
+
+
+def test_a_tombstone_outlives_every_way_through_the_topics() -> None:
+    longest = 14 * DAY_MS + 14 * DAY_MS + 7 * DAY_MS + 3 * (DEFAULT_SEGMENT_MS + CLEANUP_MS)
+    assert tombstone_ms(load_families()) == longest
+    assert tombstone_ms(()) == 0

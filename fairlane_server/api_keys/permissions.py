@@ -20,6 +20,10 @@ class Permission(StrEnum):
     FILES_WRITE = "files:write"
     BATCHES_READ = "batches:read"
     BATCHES_WRITE = "batches:write"
+    DOCUMENTS_READ = "documents:read"
+    DOCUMENTS_WRITE = "documents:write"
+    CONVERSATIONS_READ = "conversations:read"
+    CONVERSATIONS_ERASE = "conversations:erase"
 
     LOADS_READ = "loads:read"
     REGISTRY_READ = "registry:read"
@@ -45,6 +49,10 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.FILES_WRITE: "upload and delete files",
     Permission.BATCHES_READ: "read batches",
     Permission.BATCHES_WRITE: "start and cancel batches",
+    Permission.DOCUMENTS_READ: "list collections and documents",
+    Permission.DOCUMENTS_WRITE: "create and delete collections, upload and delete documents",
+    Permission.CONVERSATIONS_READ: "read and export conversations",
+    Permission.CONVERSATIONS_ERASE: "erase conversations",
     Permission.LOADS_READ: "read queues and loads of all tenants and pools",
     Permission.REGISTRY_READ: "read models and their pools",
     Permission.TENANTS_READ: "read the settings of tenants",
@@ -65,6 +73,8 @@ OF_TENANTS = frozenset(
     {
         *(Permission.REQUESTS_SEND, Permission.REQUESTS_READ, Permission.USAGE_READ, Permission.MODELS_READ),
         *(Permission.FILES_READ, Permission.FILES_WRITE, Permission.BATCHES_READ, Permission.BATCHES_WRITE),
+        *(Permission.DOCUMENTS_READ, Permission.DOCUMENTS_WRITE),
+        *(Permission.CONVERSATIONS_READ, Permission.CONVERSATIONS_ERASE),
     }
 )
 """Permissions about one's own tenant."""
@@ -74,7 +84,10 @@ OF_DEPLOYMENT = EVERYTHING - OF_TENANTS
 GRANTABLE = frozenset({Permission.DEAD_LETTERS_PAYLOAD})
 """Permissions that an identity of the deployment may have besides those of its role."""
 
-_READS = OF_TENANTS - {Permission.REQUESTS_SEND, Permission.FILES_WRITE, Permission.BATCHES_WRITE}
+_READS = OF_TENANTS - {
+    *(Permission.REQUESTS_SEND, Permission.FILES_WRITE, Permission.BATCHES_WRITE),
+    *(Permission.DOCUMENTS_WRITE, Permission.CONVERSATIONS_ERASE),
+}
 _WATCHES = frozenset(
     {
         *(Permission.LOADS_READ, Permission.REGISTRY_READ, Permission.TENANTS_READ),
@@ -100,8 +113,18 @@ DEPLOYMENT_ROLES: Mapping[Role, frozenset[Permission]] = {
 
 SCOPES: Mapping[Scope, frozenset[Permission]] = {
     Scope.INFERENCE: frozenset({Permission.REQUESTS_SEND}),
-    Scope.RESULTS: frozenset({Permission.REQUESTS_READ, Permission.USAGE_READ}),
-    Scope.FILES: frozenset({Permission.FILES_READ, Permission.FILES_WRITE}),
+    Scope.RESULTS: frozenset(
+        {
+            *(Permission.REQUESTS_READ, Permission.USAGE_READ),
+            *(Permission.CONVERSATIONS_READ, Permission.CONVERSATIONS_ERASE),
+        }
+    ),
+    Scope.FILES: frozenset(
+        {
+            *(Permission.FILES_READ, Permission.FILES_WRITE),
+            *(Permission.DOCUMENTS_READ, Permission.DOCUMENTS_WRITE),
+        }
+    ),
     Scope.BATCHES: frozenset({Permission.BATCHES_READ, Permission.BATCHES_WRITE}),
     Scope.LOADS: frozenset({Permission.LOADS_READ, Permission.REGISTRY_READ}),
     Scope.TENANTS: frozenset({Permission.TENANTS_READ, Permission.TENANTS_WRITE}),

@@ -194,7 +194,8 @@ def declared_metrics() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
 def test_every_metric_that_is_named_exists(document: Path) -> None:
     known = {name for name, _ in declared_metrics()}
     named = {name for span in code_spans(document) for name in re.findall(r"^(fairlane_\w+)", span)}
-    others = {"fairlane_owner", "fairlane_gateway", "fairlane_ingest", "fairlane_server"}  # roles in Postgres, and a package
+    # Roles in Postgres, and a package.
+    others = {"fairlane_owner", "fairlane_gateway", "fairlane_ingest", "fairlane_server"}
     of_tenants = {f"fairlane_tenant_{owner}" for owner in ("", "globex", "globex_2")}
     users = {f"fairlane_{role}" for role in KafkaRole} | of_tenants | {"fairlane_consumer_"}
     assert named - others - users <= known

@@ -214,8 +214,11 @@ def test_wrong_keys_count_for_the_address_that_they_came_from(site: Site) -> Non
         with site.edge.client(wrong, source) as client:
             return client.get("/v1/models").status_code
 
-    # Each of the two gateways takes three.
-    assert [ask("127.0.0.21", number) for number in range(8)] == [401] * 6 + [429] * 2
+    # Each of the two gateways takes three, and NGINX's processes each have a turn of their own.
+    answers = [ask("127.0.0.21", number) for number in range(20)]
+    assert set(answers) == {401, 429}
+    assert answers[-2:] == [429, 429]
+    assert 6 <= answers.count(401) <= 8, "one more every three seconds at each"
     assert ask("127.0.0.22", 0) == 401
 
 

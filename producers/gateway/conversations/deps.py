@@ -17,7 +17,7 @@ from fairlane_server.erasure.erasures import Erasure, Erasures, unfinished
 from fairlane_server.erasure.expiry import Expiry, Lifetimes, expiries, kept, tombstone_ms
 from fairlane_server.store_error import StoreError
 from fairlane_server.topics.families import TopicFamily
-from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
+from producers.gateway.identity.identity import Authenticate, Identity, Permission, require
 from producers.gateway.openapi import ErrorDocs
 from producers.gateway.results.results import Results
 from producers.gateway.tenant_bounds import TenantSlots
@@ -64,9 +64,9 @@ class ConversationDeps:
     clock_ms: ClockMs = now_ms
     _in_flight: set[str] = field(default_factory=set, init=False)
 
-    def permitted(self, *, writes: bool = False) -> Authenticate:
-        """FastAPI dependency: the caller, if it may read results, or erase them."""
-        return require(self.authenticate, Scope.RESULTS, writes=writes)
+    def permitted(self, permission: Permission) -> Authenticate:
+        """FastAPI dependency: the caller, if it has the permission."""
+        return require(self.authenticate, permission)
 
     async def of_conversations(self, identity: Identity, use: Callable[[Conversations], T]) -> T:
         """What comes of this use of the tenant's conversations, in a thread. Raises GatewayError: 404, 429, 503."""

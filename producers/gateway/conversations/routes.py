@@ -26,7 +26,7 @@ from producers.gateway.conversations.bodies import (
     TurnsPage,
 )
 from producers.gateway.conversations.deps import ERRORS, ConversationDeps, unknown_conversation, unknown_erasure
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.identity import Identity, Permission
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
 from producers.gateway.native.response_bodies import answered
 from producers.gateway.openapi import READ_STATUSES, Responses, errors, taking
@@ -67,7 +67,7 @@ def router(deps: ConversationDeps) -> APIRouter:
 
 def _add_reading(api: APIRouter, deps: ConversationDeps) -> None:
     read = errors((*READ_STATUSES, 400), ERRORS, is_native=True)
-    Reader = Annotated[Identity, Depends(deps.permitted())]  # noqa: N806 - a type
+    Reader = Annotated[Identity, Depends(deps.permitted(Permission.CONVERSATIONS_READ))]  # noqa: N806 - a type
 
     @api.get("/conversations", summary="The conversations", responses=documented(bodies.CONVERSATIONS, "A page") | read)
     async def list_conversations(caller: Reader, limit: Limit = 20, cursor: Cursor = None) -> Response:
@@ -114,8 +114,8 @@ def _add_reading(api: APIRouter, deps: ConversationDeps) -> None:
 
 def _add_erasing(api: APIRouter, deps: ConversationDeps) -> None:
     read = errors((*READ_STATUSES, 400), ERRORS, is_native=True)
-    Reader = Annotated[Identity, Depends(deps.permitted())]  # noqa: N806 - a type
-    Eraser = Annotated[Identity, Depends(deps.permitted(writes=True))]  # noqa: N806 - a type
+    Reader = Annotated[Identity, Depends(deps.permitted(Permission.CONVERSATIONS_READ))]  # noqa: N806 - a type
+    Eraser = Annotated[Identity, Depends(deps.permitted(Permission.CONVERSATIONS_ERASE))]  # noqa: N806 - a type
     erased = {
         **documented(bodies.ERASURE, "It is done: what is left expires"),
         **documented(bodies.ERASURE, "It is recorded, and goes on", 202),

@@ -16,7 +16,7 @@ from fairlane_server.retrieval.store import CollectionNotFoundError
 from fairlane_server.store_error import StoreError
 from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import Blob, blob_of, file_url
-from producers.gateway.identity.identity import Authenticate, Identity, Scope, require
+from producers.gateway.identity.identity import Authenticate, Identity, Permission, require
 from producers.gateway.openapi import ErrorDocs
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.ingest.upload_store import DocumentQuota, TenantDocuments, UnknownCollectionError
@@ -63,21 +63,21 @@ class DocumentDeps:
     transfer_s: float = 3_600.0
     clock_ms: ClockMs = now_ms
 
-    def caller(self, *, writes: bool = False) -> Any:
+    def caller(self, permission: Permission) -> Any:
         """FastAPI dependency: the permitted caller's tenant, which holds a slot of short calls while the route runs, in
         a thread. Raises GatewayError: 401, 403, 429, 503."""
 
         async def called(
-            identity: Annotated[Identity, Depends(self.permitted(writes=writes))],
+            identity: Annotated[Identity, Depends(self.permitted(permission))],
         ) -> AsyncIterator[str]:
             with self.calls.taken(identity.tenant):
                 yield identity.tenant
 
         return Depends(called, scope="function")
 
-    def permitted(self, *, writes: bool = False) -> Authenticate:
-        """FastAPI dependency: the caller, if it may read or write documents."""
-        return require(self.authenticate, Scope.FILES, writes=writes)
+    def permitted(self, permission: Permission) -> Authenticate:
+        """FastAPI dependency: the caller, if it has the permission."""
+        return require(self.authenticate, permission)
 
     def content_of(self, tenant: str, upload_id: str) -> Blob:
         """Stored content of an upload."""

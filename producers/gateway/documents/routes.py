@@ -32,7 +32,7 @@ from producers.gateway.documents.deps import (
     unknown_document,
 )
 from producers.gateway.documents.uploads import uploaded
-from producers.gateway.identity.identity import Identity
+from producers.gateway.identity.identity import Identity, Permission
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
 from producers.gateway.native.response_bodies import answered
 from producers.gateway.openapi import READ_STATUSES, errors, taking
@@ -77,9 +77,9 @@ def router(deps: DocumentDeps) -> APIRouter:
 
 def _add_collections(api: APIRouter, deps: DocumentDeps) -> None:
     read = errors((*READ_STATUSES, 400), ERRORS, is_native=True)
-    Reader = Annotated[str, deps.caller()]  # noqa: N806 - a type
-    Writer = Annotated[str, deps.caller(writes=True)]  # noqa: N806 - a type
-    creator = deps.permitted(writes=True)
+    Reader = Annotated[str, deps.caller(Permission.DOCUMENTS_READ)]  # noqa: N806 - a type
+    Writer = Annotated[str, deps.caller(Permission.DOCUMENTS_WRITE)]  # noqa: N806 - a type
+    creator = deps.permitted(Permission.DOCUMENTS_WRITE)
 
     @api.post(
         "",
@@ -122,9 +122,9 @@ def _add_collections(api: APIRouter, deps: DocumentDeps) -> None:
 
 def _add_documents(api: APIRouter, deps: DocumentDeps) -> None:
     read = errors((*READ_STATUSES, 400), ERRORS, is_native=True)
-    Reader = Annotated[str, deps.caller()]  # noqa: N806 - a type
-    Writer = Annotated[str, deps.caller(writes=True)]  # noqa: N806 - a type
-    uploader = deps.permitted(writes=True)
+    Reader = Annotated[str, deps.caller(Permission.DOCUMENTS_READ)]  # noqa: N806 - a type
+    Writer = Annotated[str, deps.caller(Permission.DOCUMENTS_WRITE)]  # noqa: N806 - a type
+    uploader = deps.permitted(Permission.DOCUMENTS_WRITE)
 
     @api.post(
         "/{collection}/documents",

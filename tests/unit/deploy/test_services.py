@@ -49,7 +49,7 @@ def test_the_pools_of_single_tenants_get_consumers_too(tmp_path: Path) -> None:
     file = models(tmp_path, ("generate", "acme-gpu"), ("encode", "acme-gpu", "b-gpu"), ("encode",))
     assert read_pools(file) == ("generate", "encode", "acme-gpu", "b-gpu")
     services = default_services(models_file=file)
-    assert [service.name for service in services][5:] == [
+    assert [service.name for service in services if service.name.startswith("consumer")] == [
         *("consumer-generate-1", "consumer-encode-1", "consumer-acme-gpu-1", "consumer-b-gpu-1")
     ]
     assert services[-1].spec(ENDPOINTS, 20_001, ()).argv[-2:] == ("--pool", "b-gpu")
@@ -57,7 +57,7 @@ def test_the_pools_of_single_tenants_get_consumers_too(tmp_path: Path) -> None:
 
 def test_the_gateway_gets_a_port_of_its_own(tmp_path: Path) -> None:
     services = default_services(models_file=models(tmp_path, ("generate",)))
-    (gateway,) = [service for service in services if service.port_variable is not None]
+    (gateway,) = [service for service in services if service.port_variable == "GATEWAY_PORT"]
     spec = gateway.spec(ENDPOINTS, 20_001, (), 20_002)
     assert (spec.env["METRICS_PORT"], spec.env["GATEWAY_PORT"]) == ("20001", "20002")
     assert all("GATEWAY_PORT" not in other.spec(ENDPOINTS, 1, (), 2).env for other in services if other is not gateway)

@@ -145,8 +145,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             # Tenants' documents on their way; passages are written by the service that ingests them.
             "collections": "SELECT",
             "documents": "SELECT (collection_id, tenant, source, title, passages, stored_at, document_id, size_bytes)",
-            "document_uploads": "SELECT, INSERT (upload_id, tenant, collection_id, source, format, size_bytes, "
-            "created_at_ms, lease_until), UPDATE (state, source, format, size_bytes, reason, lease_until)",
+            "document_uploads": "SELECT, INSERT, UPDATE (state, source, format, size_bytes, reason, lease_until)",
             "embedders": "SELECT",
             # What is erased leaves a row that the gateway cannot change.
             "conversation_turns": f"SELECT ({_TURN})",

@@ -34,6 +34,11 @@ ROWS = {
     "%(tenant)s, %(tenant)s, '{}', 1, '1', 1, 1)",
     "backfill_chunks": "VALUES ('j' || %(tenant)s, 0, %(tenant)s, 0, 1, 0, 0, 0, 0, 0)",
     "files": "(file_id, tenant, purpose, filename, created_at_ms) VALUES (%(tenant)s, %(tenant)s, 'batch', 'q', 1)",
+    "document_uploads": "(upload_id, tenant, source, format, size_bytes, created_at_ms) VALUES ('u' || %(tenant)s, "
+    "%(tenant)s, 'a.md', 'markdown', 1, 1)",
+    "erasures": "(erasure_id, tenant, kind, subject, names, requested_by, requested_at_ms) VALUES ('e' || %(tenant)s, "
+    "%(tenant)s, 'requests', 's', '{}', 'key', 1)",
+    "erased": "VALUES (%(tenant)s, 'request', 'd', 1, 1)",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""

@@ -57,6 +57,10 @@ class DictRedis:
         self.stored[name], self.lives_ms[name] = value, px
         return True
 
+    async def delete(self, *names: str) -> int:
+        await self._called()
+        return sum(self.stored.pop(name, None) is not None for name in names)
+
     def register_script(self, script: str) -> Any:
         async def rows(keys: list[str], args: list[Any]) -> bytes:
             await self._called()

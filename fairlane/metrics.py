@@ -232,6 +232,7 @@ REPLY_HANDLER_SECONDS = _latency(
 AUTHENTICATIONS_REFUSED = Counter(
     "fairlane_authentications_refused_total", "Calls that the gateway refused by identity", ["reason"]
 )
+LOGINS = Counter("fairlane_logins_total", "Logins of browsers, by result: ok, or why one was refused", ["result"])
 CALLS_LIMITED = Counter(
     "fairlane_calls_limited_total",
     "Calls of the gateway refused because of the limit of a key, a user or a tenant",

@@ -311,6 +311,20 @@ class Settings(KafkaSettings):
     """URL of the issuer's signing keys (JWKS); unset: only API keys are accepted."""
     jwt_leeway_s: float = Field(30.0, ge=0, le=300)
     """Tolerated difference between the issuer's clock and ours."""
+    oidc_issuer: str | None = None
+    """OpenID Connect issuer at which browsers log in, exactly as its tokens name it (`iss`); unset: no login."""
+    oidc_client_id: str | None = None
+    """Name of the gateway at that issuer."""
+    oidc_client_secret: SecretStr | None = None
+    """Its secret; unset: a public client."""
+    oidc_scopes: str = "openid"
+    """Scopes to ask for, separated by spaces."""
+    oidc_redirect_url: str | None = None
+    """Where the issuer sends browsers back to: the address of the site as browsers know it, and /auth/callback."""
+    session_absolute_s: float = Field(43_200.0, ge=1, le=2_592_000)
+    """How long the session of a browser lasts after its login."""
+    session_idle_s: float = Field(1_800.0, ge=1, le=2_592_000)
+    """How long it lasts without a call."""
     result_cache_ttl_s: int = Field(300, ge=1)
     """How long results are cached in Redis for the gateway."""
     files_url: str = Field(".fairlane/files", validate_default=True, min_length=1)
@@ -395,6 +409,17 @@ class Settings(KafkaSettings):
             for name in ("jwt_issuer", "jwt_audience"):
                 if getattr(self, name) is None:
                     raise ValueError(f"{name.upper()} is needed with JWT_JWKS_URL")
+        return self
+
+    @model_validator(mode="after")
+    def _login_is_complete(self) -> "Settings":
+        needed = ("oidc_issuer", "oidc_client_id", "oidc_redirect_url")
+        given = [name for name in (*needed, "oidc_client_secret") if getattr(self, name) is not None]
+        for name in needed:
+            if given and name not in given:
+                raise ValueError(f"{name.upper()} is needed with {given[0].upper()}")
+        if "openid" not in self.oidc_scopes.split():
+            raise ValueError("OIDC_SCOPES must have openid")
         return self
 
 

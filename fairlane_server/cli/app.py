@@ -19,6 +19,7 @@ from fairlane_server.cli import (
     keys,
     prices,
     schemas,
+    sessions,
     top,
     topics,
 )
@@ -49,6 +50,7 @@ app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
+app.add_typer(sessions.app, name="sessions")
 app.command("costs")(costs.costs_command)
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)

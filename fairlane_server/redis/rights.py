@@ -33,6 +33,8 @@ class RedisRole(StrEnum):
     DISPATCHER = "dispatcher"
     GATEWAY = "gateway"
     CONSUMER = "consumer"
+    SESSIONS = "sessions"
+    """`fairlane sessions`: lists and ends sessions of browsers."""
     OPERATOR = "operator"
     """Checks that a server answers, loads its users anew, and reads what was refused. May not touch keys."""
 
@@ -64,10 +66,14 @@ _COUNTED_KEYS = ("get", "set", "del", "hgetall", "hincrby", "hdel", "expire", "t
 """Of the scripts with ``TENANT_COUNTER_FUNCTIONS``."""
 _BUCKETS = ("hmget", "hset", "pexpire", "time")
 """Of the scripts with ``BUCKET_FUNCTIONS``."""
+_INDEXES = ("zadd", "zcard", "zrange", "zrem", "zremrangebyscore")
+"""Of the scripts that create sessions and logins."""
 _OPERATION = ("ping", "info", "acl|whoami", "acl|load", "acl|log")
 
 _IDS = (KeyFamily.SEEN_IDS, KeyFamily.SEEN_COUNTS, KeyFamily.QUOTAS, KeyFamily.GRANTS)
 _CALLS = (KeyFamily.IDEMPOTENCY_CLAIMS, KeyFamily.IDEMPOTENCY_COUNTS, KeyFamily.CALLS)
+_SESSIONS = (KeyFamily.SESSIONS, KeyFamily.USER_SESSIONS, KeyFamily.TENANT_SESSIONS)
+_LOGINS = (KeyFamily.LOGINS, KeyFamily.LOGIN_INDEX)
 _SEARCHES = (KeyFamily.CACHED_EMBEDDINGS, KeyFamily.CACHED_PASSAGES, KeyFamily.CACHED_QUESTIONS)
 _REQUESTS = (KeyFamily.CACHED_RESULTS, KeyFamily.CACHED_ACCEPTANCES)
 _ANSWERS = (KeyFamily.CACHED_ANSWERS,)
@@ -75,7 +81,12 @@ _ANSWERS = (KeyFamily.CACHED_ANSWERS,)
 RIGHTS: Mapping[RedisServer, Mapping[RedisRole, Rights]] = {
     RedisServer.STATE: {
         RedisRole.DISPATCHER: Rights((*_WATCH, *_SCRIPTS, *_COUNTED_KEYS, *_BUCKETS), _IDS, _IDS),
-        RedisRole.GATEWAY: Rights((*_WATCH, *_SCRIPTS, *_COUNTED_KEYS, *_BUCKETS), _CALLS, _CALLS),
+        RedisRole.GATEWAY: Rights(
+            (*_WATCH, *_SCRIPTS, *_COUNTED_KEYS, *_BUCKETS, *_INDEXES),
+            (*_CALLS, *_SESSIONS, *_LOGINS),
+            (*_CALLS, *_SESSIONS, *_LOGINS),
+        ),
+        RedisRole.SESSIONS: Rights(("ping", *_SCRIPTS, "get", "del", "zrange", "zrem"), _SESSIONS, _SESSIONS),
         RedisRole.OPERATOR: Rights(_OPERATION),
     },
     RedisServer.CACHE: {

@@ -67,6 +67,7 @@ class StateKind(StrEnum):
     IDEMPOTENCY_KEYS = "idempotency_keys"
     QUOTAS = "quotas"
     RATE_LIMITS = "rate_limits"
+    SESSIONS = "sessions"
 
 
 class RefusedWrite(StrEnum):

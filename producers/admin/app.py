@@ -27,7 +27,7 @@ from producers.gateway import openapi
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, body_budget
-from producers.gateway.identity.assembly import authenticator
+from producers.gateway.login.compose import authentication
 
 log = logs.get_logger(__name__)
 
@@ -66,7 +66,7 @@ class AdminApi:
         self.calls: CallLog | None = None
         dsn = settings.postgres_dsn.get_secret_value()
         self._pool = DeadlinePool(dsn, "fairlane-admin-identity", _IDENTITY_CONNECTIONS)
-        self._authenticator = authenticator(settings, self._pool, None, None)
+        self._authenticator = authentication(settings, self._pool, has_sessions=False).authenticator
         self._stores = Stores(Serial("Postgres"), ApiKeys(dsn), AdminAudit(dsn))
         codec = codec_for(settings)
         # Changes of tenants record themselves, in the thread that makes them.

@@ -37,7 +37,8 @@ from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
-from producers.gateway.identity.assembly import authenticator
+from producers.gateway.login.compose import authentication
+from producers.gateway.login.routes import router as login_router
 from producers.gateway.native.deps import KEEP_S, NativeDeps
 from producers.gateway.native.routes import ShortPath
 from producers.gateway.native.routes import router as native_router
@@ -127,7 +128,8 @@ class Gateway:
         dsn = settings.postgres_dsn.get_secret_value()
         # A separate pool: slow result queries must not block authentication.
         self._identity_pool = DeadlinePool(dsn, "fairlane-gateway-identity", _IDENTITY_CONNECTIONS)
-        self._authenticator = authenticator(settings, self._identity_pool, redis, self._watch)
+        authenticated = authentication(settings, self._identity_pool, redis, self._watch)
+        self._authenticator, self._login = authenticated.authenticator, authenticated.login
         cache = RedisCache(self._cache, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
         self._results = Results(cache, RequestStore(dsn), kept_s=settings.results_ttl_s)
         self._make_pipeline(codec_for(settings))
@@ -205,7 +207,9 @@ class Gateway:
         """Unavailable optional dependencies, with the consequence of each."""
         missing = {}
         if self._redis is not None and not (self._watch is not None and self._watch.is_up):
-            missing["redis"] = "limits and idempotency keys are this instance's own"
+            missing["redis"] = "limits and idempotency keys are this instance's own" + (
+                "" if self._login is None else "; no browser has a session"
+            )
         if self._cache is not None and not self._results.cache.is_available:
             missing["redis-cache"] = "results come from Postgres"
         if not self._results.is_store_available:
@@ -290,6 +294,8 @@ class Gateway:
         )
         for router in routers:
             self.app.include_router(router)
+        if self._login is not None:
+            self.app.include_router(login_router(self._login, settings.trusted_proxies))
 
     @asynccontextmanager
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
@@ -304,6 +310,8 @@ class Gateway:
                 stack.push_async_callback(self._watch.close)
             stack.push_async_callback(self._identity_pool.close)
             stack.push_async_callback(self._authenticator.close)
+            if self._login is not None:
+                stack.push_async_callback(self._login.close)
             await self._identity_pool.open()
             stack.push_async_callback(self._results.close)
             await self._results.open()

@@ -29,7 +29,7 @@ DECISIONS = sorted((PROJECT_ROOT / "docs" / "adr").glob("*.md"))
 # Variables that are read by make, the shell or the tests, and so are in no settings class.
 OTHER_VARIABLES = frozenset(
     {"ARGS", "FAIRLANE_FAULT_SEED", "FAIRLANE_PIP_ARGS", "FAIRLANE_TEST_STACK", "JAVA_HOME", "MVN", "PYTHON"}
-    | {"SKIP_NGINX", "SKIP_VLLM", "VLLM_PACKAGE"}
+    | {"SKIP_KEYCLOAK", "SKIP_NGINX", "SKIP_VLLM", "VLLM_PACKAGE"}
     # In the process of an engine, which reads no settings.
     | {"GPU_MEMORY_UTILIZATION", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_LEVEL"}
     # Of an external Postgres, for the embedded stack and the tests.
@@ -194,8 +194,8 @@ def declared_metrics() -> Iterator[tuple[str, tuple[str, tuple[str, ...]]]]:
 def test_every_metric_that_is_named_exists(document: Path) -> None:
     known = {name for name, _ in declared_metrics()}
     named = {name for span in code_spans(document) for name in re.findall(r"^(fairlane_\w+)", span)}
-    # Roles in Postgres, and a package.
-    others = {"fairlane_owner", "fairlane_gateway", "fairlane_ingest", "fairlane_server"}
+    # Roles in Postgres, a package, and a user of Redis.
+    others = {"fairlane_owner", "fairlane_gateway", "fairlane_ingest", "fairlane_server", "fairlane_sessions"}
     of_tenants = {f"fairlane_tenant_{owner}" for owner in ("", "globex", "globex_2")}
     users = {f"fairlane_{role}" for role in KafkaRole} | of_tenants | {"fairlane_consumer_"}
     assert named - others - users <= known

@@ -11,6 +11,7 @@ from fairlane.settings import Network
 from fairlane_server.api_keys.api_key import looks_like_key
 from producers.gateway.edge.connections import address_of
 from producers.gateway.identity.api_keys import KeyVerifier
+from producers.gateway.identity.browser_sessions import BrowserSessions
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.tokens import TokenVerifier
 from producers.gateway.limited_log import LimitedLog
@@ -31,13 +32,16 @@ _SEVERAL = "several"
 
 class Authenticator:
     """FastAPI dependency for HTTP and WebSocket routes: ``Depends(authenticator)`` is the Identity of the call, which
-    is recorded for the access log. Without a verifier of tokens, these are refused.
+    is recorded for the access log. Without a verifier of tokens, these are refused; without ``sessions``, cookies are
+    not read.
 
-    A call shows exactly one credential: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``.
+    A call shows exactly one credential: ``Authorization: Bearer KEY_OR_TOKEN`` or ``X-API-Key: KEY``. Only a call
+    without either may have a session instead: its cookies come by themselves.
     ``trusted_proxies`` are networks whose X-Forwarded-For is trusted.
 
-    Raises GatewayError: 401 invalid credential; 403 expired key, disabled user or token without tenant or role; 429 too
-    many failed keys from this address, or over the rate limit; 503 identity store or signing keys unavailable.
+    Raises GatewayError: 401 invalid credential; 403 expired key, disabled user, token without tenant or role, or a
+    session's call from another site; 429 too many failed keys from this address, or over the rate limit; 503 identity
+    store, signing keys or sessions unavailable.
     """
 
     def __init__(
@@ -47,7 +51,9 @@ class Authenticator:
         limits: CallLimits,
         clock: ClockMs,
         trusted_proxies: Sequence[Network] = (),
+        sessions: BrowserSessions | None = None,
     ) -> None:
+        self._sessions = sessions
         self._keys = keys
         self._tokens = tokens
         self._limits = limits
@@ -55,7 +61,7 @@ class Authenticator:
         self._log = LimitedLog(log, clock, _LINES)
 
     async def __call__(self, connection: HTTPConnection) -> Identity:
-        identity = await self.identify(connection)
+        identity = await self._identified(connection, is_use=True)
         allowance = await self._limits.take(identity)
         caller = current()
         caller.allowance = allowance
@@ -66,19 +72,25 @@ class Authenticator:
         return identity
 
     async def identify(self, connection: HTTPConnection) -> Identity:
-        """The identity of these headers, without counting a call against its rate limit."""
+        """The identity of these headers, without counting a call against its rate limit or as use of its session."""
+        return await self._identified(connection, is_use=False)
+
+    async def _identified(self, connection: HTTPConnection, *, is_use: bool) -> Identity:
         try:
-            return await self._verify(connection)
+            return await self._verify(connection, is_use=is_use)
         except RefusedError as error:
             metrics.AUTHENTICATIONS_REFUSED.labels(reason=error.why).inc()
             self._log.warning("authentication_refused", error.why, reason=error.why, who=error.who)
             raise answer(error.why) from None
 
-    async def _verify(self, connection: HTTPConnection) -> Identity:
+    async def _verify(self, connection: HTTPConnection, *, is_use: bool) -> Identity:
         authorization, api_key = _only(connection, b"authorization"), _only(connection, b"x-api-key")
+        sessions = self._sessions
+        if authorization is None and api_key is None and sessions is not None and sessions.is_shown(connection):
+            return (await sessions.verify(connection, is_use=is_use)).identity
         shown = _shown(authorization, api_key)
         if looks_like_key(shown):
-            return await self._keys.verify(shown, self._address(connection))
+            return await self._keys.verify(shown, address_of_call(connection, self._trusted_proxies))
         if self._tokens is None or api_key is not None:
             raise RefusedError(AuthRefusal.MALFORMED)
         return await self._tokens.verify(shown)
@@ -88,13 +100,17 @@ class Authenticator:
         await self._keys.close()
         if self._tokens is not None:
             await self._tokens.close()
+        if self._sessions is not None:
+            await self._sessions.close()
 
-    def _address(self, connection: HTTPConnection) -> str | None:
-        client = connection.scope.get("client")
-        if client is None:
-            return None
-        forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
-        return address_of(tuple(client), forwarded, self._trusted_proxies)
+
+def address_of_call(connection: HTTPConnection, trusted_proxies: Sequence[Network]) -> str | None:
+    """The caller's address, as ``address_of``; None if the server knows none."""
+    client = connection.scope.get("client")
+    if client is None:
+        return None
+    forwarded = [value for name, value in connection.scope["headers"] if name == b"x-forwarded-for"]
+    return address_of(tuple(client), forwarded, trusted_proxies)
 
 
 def _shown(authorization: str | None, api_key_header: str | None) -> str:

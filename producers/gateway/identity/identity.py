@@ -26,10 +26,10 @@ class Identity:
 
     Attributes:
         tenant: owner of the topics, documents and results that it can access; DEPLOYMENT if it belongs to no tenant.
-        subject: its name in logs and audits: the id of a key, or the subject of a token. Never a secret.
+        subject: its name in logs and audits: the id of a key, or the subject of a token or session. Never a secret.
         role: the strongest of its roles.
         scopes: scopes of a key; empty means all.
-        user: the subject of a token, or the user that a key was made for, if any.
+        user: the subject of a token or session, or the user that a key was made for, if any.
         grants: permissions besides those of its role.
     """
 
@@ -130,6 +130,9 @@ class AuthRefusal(StrEnum):
     NO_PERMISSION = "no_permission"
     UNAVAILABLE = "unavailable"
     TOO_MANY_FAILURES = "too_many_failures"
+    NO_SESSION = "no_session"
+    CROSS_SITE = "cross_site"
+    SESSIONS_UNAVAILABLE = "sessions_unavailable"
 
 
 class RefusedError(Exception):
@@ -155,6 +158,17 @@ _ANSWERS = {
         429,
         "too_many_failed_keys",
         "Too many API keys that do not exist came from this address; this one is not looked up.",
+    ),
+    AuthRefusal.NO_SESSION: (401, "no_session", "There is no such session, or it has ended: log in again."),
+    AuthRefusal.CROSS_SITE: (
+        403,
+        "csrf_failed",
+        "This call has a session, but not its CSRF token (`x-csrf-token`), or comes from another site.",
+    ),
+    AuthRefusal.SESSIONS_UNAVAILABLE: (
+        503,
+        "sessions_unavailable",
+        "Sessions cannot be checked at the moment; keys and tokens can.",
     ),
     AuthRefusal.UNAVAILABLE: (503, "identity_unavailable", "Who you are cannot be checked at the moment."),
 }

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Mapping
-from ipaddress import ip_address
 from random import random
 
 import httpx
@@ -11,12 +10,18 @@ from jwt import PyJWK
 from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
+from producers.gateway.identity.http_documents import (
+    MOST_BYTES,
+    TIMEOUT_S,
+    DocumentError,
+    checked_url,
+    exchange,
+    issuer_client,
+)
 from producers.gateway.identity.signing_keys import KeySetError, parse_key_set
 
 log = get_logger(__name__)
 
-MOST_BYTES = 262_144
-TIMEOUT_S = 5.0
 REFRESH_MS = 300_000
 """Age at which keys are fetched again, while the cached ones stay in use."""
 
@@ -31,42 +36,34 @@ _AGAIN = Backoff(first_s=1.0, longest_s=30.0)
 
 class KeySetSource:
     """Source of the published key set: https, or http from this machine; bounded in size and time, without redirects
-    and proxies from the environment.
+    and proxies from the environment. ``setting`` names the URL in errors.
 
     Raises ValueError for any other URL, without quoting it.
     """
 
-    def __init__(self, url: str, timeout_s: float = TIMEOUT_S, most_bytes: int = MOST_BYTES) -> None:
-        try:
-            parsed = httpx.URL(url)
-        except httpx.InvalidURL:
-            raise ValueError("JWT_JWKS_URL: this is no URL") from None
-        if not parsed.host or parsed.userinfo:
-            raise ValueError("JWT_JWKS_URL: must name a host, and no user or password")
-        if parsed.scheme != "https" and not (parsed.scheme == "http" and _is_this_machine(parsed.host)):
-            raise ValueError("JWT_JWKS_URL: must begin with https://, or be on this machine")
-        self._url = parsed
+    def __init__(
+        self,
+        url: str,
+        timeout_s: float = TIMEOUT_S,
+        most_bytes: int = MOST_BYTES,
+        setting: str = "JWT_JWKS_URL",
+    ) -> None:
+        self._url = checked_url(url, setting)
         self._timeout_s = timeout_s
         self._most_bytes = most_bytes
 
     async def fetch(self) -> bytes:
         """The published document. Raises KeySetError, whose message names no address."""
         try:
-            async with (
-                asyncio.timeout(self._timeout_s),
-                httpx.AsyncClient(trust_env=False, timeout=2 * self._timeout_s) as client,
-                client.stream("GET", self._url, headers={"Accept-Encoding": "identity"}) as response,
-            ):
-                if response.status_code != httpx.codes.OK:
-                    raise KeySetError(f"the answer is {response.status_code}")
-                document = b""
-                async for part in response.aiter_raw():
-                    document += part
-                    if len(document) > self._most_bytes:
-                        raise KeySetError(f"it has more than {self._most_bytes} bytes")
-        except (httpx.HTTPError, TimeoutError, OSError) as error:
-            raise KeySetError(type(error).__name__) from None
-        return document
+            async with issuer_client(self._timeout_s) as client:
+                answer = await exchange(
+                    client, "GET", self._url, timeout_s=self._timeout_s, most_bytes=self._most_bytes
+                )
+        except DocumentError as error:
+            raise KeySetError(str(error)) from None
+        if answer.status != httpx.codes.OK:
+            raise KeySetError(f"the answer is {answer.status}")
+        return answer.body
 
 
 class KeySet:
@@ -140,10 +137,3 @@ class KeySet:
             self._failures += 1
             self._next_fetch_at_ms = self._clock() + REST_MS
             log.error("key_set_fetch_failed", kind=type(error).__name__)
-
-
-def _is_this_machine(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

@@ -5,16 +5,12 @@ from typing import Any
 
 import jwt
 
-from fairlane.clock import ClockMs
 from fairlane.names import is_name
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role
-from fairlane_server.circuit_breaker import CircuitBreaker
-from fairlane_server.store_error import StoreError
-from producers.gateway.identity.api_keys import IdentityStore, UserSettings
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
 from producers.gateway.identity.signing_keys import ALGORITHMS, MOST_KEY_ID_CHARACTERS, KeySetError
+from producers.gateway.identity.users import ClaimedUser, Users
 
 MOST_CHARACTERS = 8_192
 MOST_SUBJECT_CHARACTERS = 255
@@ -27,67 +23,34 @@ _STRONGEST_FIRST = (Role.ADMIN, Role.OPERATOR, Role.TENANT, Role.VIEWER)
 
 
 class TokenVerifier:
-    """Verifies tokens of one issuer and audience, each by the algorithm of the key that signed it. ``leeway_s`` is the
-    tolerated clock skew of the issuer.
+    """Verifies the tokens that callers present. ``users`` knows those that were disabled or given another role."""
 
-    The store knows users that were disabled or given another role; its answers count for ``grace_ms`` while it is
-    unavailable. The times in a token are compared with the system clock.
-    """
-
-    def __init__(
-        self,
-        issuer: str,
-        audience: str,
-        leeway_s: float,
-        keys: KeySet,
-        store: IdentityStore,
-        grace_ms: int,
-        monotonic_clock: ClockMs,
-        breaker: CircuitBreaker,
-    ) -> None:
-        self._issuer = issuer
-        self._audience = audience
-        self._leeway_s = leeway_s
-        self._keys = keys
-        self._store = store
-        self._users: Lookups[UserSettings] = Lookups(
-            grace_ms,
-            monotonic_clock,
-            breaker,
-            lambda name, _user: str(name[0]),  # type: ignore[index]  # as below
-        )
+    def __init__(self, tokens: "SignedTokens", users: Users) -> None:
+        self._tokens = tokens
+        self._users = users
 
     async def verify(self, token: str) -> Identity:
         """The identity of the token. Raises RefusedError."""
-        claims = await self._claims(token)
-        subject = claims["sub"]
-        if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
-            raise RefusedError(AuthRefusal.WRONG_TOKEN)
-        tenant, claimed = claims.get("tenant"), _strongest(claims)
-        if not isinstance(tenant, str) or not (is_name(tenant) or tenant == DEPLOYMENT):
-            raise RefusedError(AuthRefusal.NO_TENANT, subject)
-        if tenant == DEPLOYMENT:
-            # A claim alone makes nobody an operator: `fairlane users` must know the user.
-            claimed = None
-        try:
-            user = await self._users.find(
-                (tenant, subject), lambda: self._store.user(tenant, subject, TIMEOUT_S), tenant
-            )
-        except StoreError:
-            raise RefusedError(AuthRefusal.UNAVAILABLE, subject) from None
-        if user is not None and user.is_disabled:
-            raise RefusedError(AuthRefusal.USER_DISABLED, subject)
-        role = claimed if user is None or user.role is None else user.role
-        if role is None:
-            raise RefusedError(AuthRefusal.NO_ROLE, subject)
-        return Identity(tenant, subject, role, user=subject, grants=frozenset() if user is None else user.grants)
+        return await self._users.identity(user_of(await self._tokens.claims(token)))
 
     async def close(self) -> None:
         """Cancel lookups and fetches in flight."""
         await self._users.close()
-        await self._keys.close()
+        await self._tokens.close()
 
-    async def _claims(self, token: str) -> Mapping[str, Any]:
+
+class SignedTokens:
+    """Checks tokens of one issuer and audience, each by the algorithm of the key that signed it. ``leeway_s`` is the
+    tolerated clock skew of the issuer. The times in a token are compared with the system clock."""
+
+    def __init__(self, issuer: str, audience: str, leeway_s: float, keys: KeySet) -> None:
+        self._issuer = issuer
+        self._audience = audience
+        self._leeway_s = leeway_s
+        self._keys = keys
+
+    async def claims(self, token: str) -> Mapping[str, Any]:
+        """The claims of a genuine token that is valid now. Raises RefusedError."""
         key = await self._key_of(token)
         try:
             return jwt.decode(
@@ -103,6 +66,10 @@ class TokenVerifier:
             raise RefusedError(AuthRefusal.TOKEN_EXPIRED) from None
         except _UNREADABLE:
             raise RefusedError(AuthRefusal.WRONG_TOKEN) from None
+
+    async def close(self) -> None:
+        """Cancel a fetch in flight."""
+        await self._keys.close()
 
     async def _key_of(self, token: str) -> jwt.PyJWK:
         """The issuer's key that the header names. Its other key parameters (jku, jwk, x5u, x5c) are not read."""
@@ -128,6 +95,17 @@ class TokenVerifier:
         if key.algorithm_name != header["alg"]:
             raise RefusedError(AuthRefusal.WRONG_TOKEN)
         return key
+
+
+def user_of(claims: Mapping[str, Any]) -> ClaimedUser:
+    """The user that a genuine token names. Raises RefusedError."""
+    subject, tenant = claims["sub"], claims.get("tenant")
+    if not 1 <= len(subject) <= MOST_SUBJECT_CHARACTERS or not subject.isprintable():
+        raise RefusedError(AuthRefusal.WRONG_TOKEN)
+    if not isinstance(tenant, str) or not (is_name(tenant) or tenant == DEPLOYMENT):
+        raise RefusedError(AuthRefusal.NO_TENANT, subject)
+    # A claim alone makes nobody an operator of the deployment: `fairlane users` must know the user.
+    return ClaimedUser(tenant, subject, None if tenant == DEPLOYMENT else _strongest(claims))
 
 
 def _strongest(claims: Mapping[str, Any]) -> Role | None:

@@ -18,6 +18,7 @@ TARGETS = (
     "install",
     "vllm",
     "nginx",
+    "keycloak",
     "demo",
     "test",
     "test-full",
@@ -154,7 +155,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
 def steps(*arguments: str) -> str:
     """What make would do from the beginning."""
     # Not what a make around this one was told.
-    told = {"SKIP_VLLM", "SKIP_NGINX", "MAKEFLAGS"}
+    told = {"SKIP_VLLM", "SKIP_NGINX", "SKIP_KEYCLOAK", "MAKEFLAGS"}
     environment = {name: value for name, value in os.environ.items() if name not in told}
     command = (MAKE, "--dry-run", "--always-make", *arguments)
     done = subprocess.run(
@@ -175,3 +176,9 @@ def test_the_full_tier_needs_nginx_unless_it_is_told_not_to() -> None:
     assert "nginx" not in steps("test-full", "SKIP_NGINX=1")
     assert "vllm" in steps("test-full", "SKIP_NGINX=1")
     assert "nginx" not in steps("test")
+
+
+def test_the_full_tier_needs_keycloak_unless_it_is_told_not_to() -> None:
+    assert "deploy/keycloak/install.sh" in steps("test-full")
+    assert "keycloak" not in steps("test-full", "SKIP_KEYCLOAK=1")
+    assert "keycloak" not in steps("test")

@@ -23,16 +23,17 @@ from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.postgres.pool import DeadlinePool
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.identity.api_keys import KeyVerifier
-from producers.gateway.identity.assembly import authenticator
 from producers.gateway.identity.authentication import (
     MOST_CHARACTERS,
     Authenticator,
 )
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer, permit, require
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.tokens import TokenVerifier
+from producers.gateway.identity.tokens import SignedTokens, TokenVerifier
+from producers.gateway.identity.users import Users
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, owners_of, span_text
+from producers.gateway.login.compose import authentication
 from producers.gateway.pipeline.call_context import current
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
@@ -59,7 +60,8 @@ class Bench:
         self.worked = 0
         keys = KeyVerifier(self.store, 300_000, self.clock, self.clock, CircuitBreaker(), 1.0)
         key_set = KeySet(FakeIssuer(), self.clock)
-        tokens = TokenVerifier(ISSUER, AUDIENCE, 30.0, key_set, self.store, 300_000, self.clock, CircuitBreaker())
+        users = Users(self.store, 300_000, self.clock, CircuitBreaker())
+        tokens = TokenVerifier(SignedTokens(ISSUER, AUDIENCE, 30.0, key_set), users)
         limits = CallLimits(
             LocalRateLimits(self.clock),
             RatePolicy(rate_per_s=1.0, burst=BURST),
@@ -429,15 +431,15 @@ def test_it_is_put_together_from_the_settings() -> None:
     async def run_it() -> None:
         dsn = "postgresql://fairlane:hush@127.0.0.1:1/fairlane"
         pool = DeadlinePool(dsn, "tests", 1)
-        assert authenticator(Settings(postgres_dsn=dsn), pool, None, None)._tokens is None
+        assert authentication(Settings(postgres_dsn=dsn), pool, None, None).authenticator._tokens is None
         whole = Settings(
             postgres_dsn=dsn, jwt_issuer=ISSUER, jwt_audience=AUDIENCE, jwt_jwks_url="https://login.example/jwks"
         )
-        assert authenticator(whole, pool, None, None)._tokens is not None
+        assert authentication(whole, pool, None, None).authenticator._tokens is not None
         trusting = Settings(postgres_dsn=dsn, gateway_trusted_proxies="10.0.0.0/8")
-        assert authenticator(trusting, pool, None, None)._trusted_proxies == (ip_network("10.0.0.0/8"),)
+        assert authentication(trusting, pool, None, None).authenticator._trusted_proxies == (ip_network("10.0.0.0/8"),)
         with pytest.raises(ValueError, match="JWT_JWKS_URL"):
-            authenticator(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), pool, None, None)
+            authentication(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), pool, None, None)
 
     asyncio.run(run_it())
 

@@ -20,7 +20,8 @@ from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.lookups import FRESH_MS
-from producers.gateway.identity.tokens import MOST_CHARACTERS, TokenVerifier
+from producers.gateway.identity.tokens import MOST_CHARACTERS, SignedTokens, TokenVerifier
+from producers.gateway.identity.users import Users
 from tests.kit.identity_kit import (
     AUDIENCE,
     ISSUER,
@@ -50,9 +51,8 @@ class Bench:
         self.store = MemoryIdentityStore()
         self.clock = Clock()
         keys = KeySet(self.issuer, self.clock)
-        self.verifier = TokenVerifier(
-            ISSUER, AUDIENCE, LEEWAY_S, keys, self.store, 300_000, self.clock, CircuitBreaker()
-        )
+        users = Users(self.store, 300_000, self.clock, CircuitBreaker())
+        self.verifier = TokenVerifier(SignedTokens(ISSUER, AUDIENCE, LEEWAY_S, keys), users)
 
     async def outcome(self, shown: str) -> Identity | AuthRefusal:
         try:

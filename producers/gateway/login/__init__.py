@@ -1,0 +1,1 @@
+"""Login of browsers by OpenID Connect. Any of our applications can include its routes; it imports none of theirs."""

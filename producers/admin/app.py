@@ -100,9 +100,7 @@ class AdminApi:
             self.app.include_router(router, prefix=PREFIX)
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
-        self.app.add_middleware(
-            BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES), streamed={}
-        )
+        self.app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES))
         self.app.add_middleware(self._call_log)
 
     @property

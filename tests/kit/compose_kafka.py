@@ -94,6 +94,7 @@ def compose_kafka(folder: Path) -> Iterator[ComposeKafka]:
             start_timeout_s=90,
             stop_timeout_s=30,
         )
+        (folder / "logs").mkdir()
         with Supervisor([node], log_dir=folder / "logs", processes_file=folder / "processes.json"):
             yield kafka
 

@@ -13,6 +13,7 @@ from fairlane.settings import Settings
 from fairlane_server.api_keys.permissions import OF_DEPLOYMENT
 from fairlane_server.kafka.cluster_admin import ClusterError
 from producers.admin.app import AdminApi
+from producers.gateway.login.compose import Authentication
 from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
 
 
@@ -32,7 +33,12 @@ class Away:
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
     with ExitStack() as patched:
-        patched.enter_context(patch("producers.admin.app.authenticator", lambda *_parts: ScriptedAuthenticator()))
+        patched.enter_context(
+            patch(
+                "producers.admin.app.authentication",
+                lambda *_parts, **_more: Authentication(ScriptedAuthenticator(), None),
+            )
+        )
         for store in ("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "Observer"):
             patched.enter_context(patch(f"producers.admin.app.{store}", Away))
         return AdminApi(Settings()).app

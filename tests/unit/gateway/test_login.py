@@ -15,7 +15,7 @@ from fastapi import Depends, FastAPI, WebSocket
 from prometheus_client import REGISTRY
 
 from fairlane.settings import Settings
-from fairlane_server.api_keys.api_key import Role, Scope
+from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.sessions.session import Session, digest_of, new_secret
 from producers.gateway.edge import error_responses
@@ -23,7 +23,7 @@ from producers.gateway.edge.access_log import CallLog
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.authentication import Authenticator
 from producers.gateway.identity.browser_sessions import BrowserSessions
-from producers.gateway.identity.identity import Identity, require
+from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.identity.site import Site
 from producers.gateway.identity.users import Users
 from producers.gateway.limits.rate_buckets import RatePolicy
@@ -76,7 +76,7 @@ class Bench:
 
         @self.app.post("/work")
         async def work(
-            identity: Annotated[Identity, Depends(require(self.gate, Scope.INFERENCE, writes=True))],
+            identity: Annotated[Identity, Depends(require(self.gate, Permission.REQUESTS_SEND))],
         ) -> dict[str, str]:
             return {"tenant": identity.tenant}
 

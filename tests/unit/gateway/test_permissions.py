@@ -23,12 +23,13 @@ from fairlane_server.api_keys.permissions import (
     role_permissions,
 )
 from producers.gateway.app import Gateway
+from producers.gateway.login.compose import Authentication
 from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
 
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    with patch("producers.gateway.app.authenticator", lambda *_parts: ScriptedAuthenticator()):
+    with patch("producers.gateway.app.authentication", lambda *_parts: Authentication(ScriptedAuthenticator(), None)):
         return Gateway(Settings(redis_url=None, postgres_dsn="postgresql://nobody@127.0.0.1:1/none")).app
 
 

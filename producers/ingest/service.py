@@ -1,9 +1,10 @@
-"""Takes waiting uploads, a few at a time, one thread each; keeps their leases; deletes content of no use."""
+"""Takes waiting uploads, a few at a time, a thread for each lane; keeps their leases; deletes content of no use."""
 
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import KW_ONLY, dataclass, field
 from itertools import count
+from queue import SimpleQueue
 from time import monotonic
 
 from fairlane import metrics
@@ -33,10 +34,51 @@ class _Run:
     """An upload that is ingested here."""
 
     upload: Upload
-    lane: Ingester
+    lane: "_Lane"
     lost: threading.Event = field(default_factory=threading.Event)
     over: threading.Event = field(default_factory=threading.Event)
-    thread: threading.Thread | None = None
+
+
+class _Lane:
+    """A thread that ingests one upload after another. It outlives them: the kernel ends the parser process with the
+    thread that started it."""
+
+    def __init__(self, ingester: Ingester, number: int) -> None:
+        self._ingester = ingester
+        self._given: SimpleQueue[_Run | None] = SimpleQueue()
+        # A daemon: a document that hangs must not keep the process from ending. Its lease ends.
+        self._thread = threading.Thread(target=self._work, name=f"ingest-{number}", daemon=True)
+        self._thread.start()
+
+    def give(self, run: _Run) -> None:
+        """An upload, when the one before is over."""
+        self._given.put(run)
+
+    def close(self, timeout_s: float) -> bool:
+        """End behind the current upload. Returns whether it did in time."""
+        self._given.put(None)
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
+    def _work(self) -> None:
+        with self._ingester:
+            while (run := self._given.get()) is not None:
+                try:
+                    self._ingest(run)
+                finally:
+                    run.over.set()
+
+    def _ingest(self, run: _Run) -> None:
+        upload, outcome = run.upload, "lost"
+        try:
+            outcome = self._ingester.ingest(upload, run.lost.is_set)
+        except (UnavailableError, JobFailedError) as error:
+            log.warning("document_outcome_unknown", upload=upload.upload_id, tenant=upload.tenant, reason=str(error))
+        except Exception as error:  # noqa: BLE001 - the others go on
+            # Not its text, which may quote the document.
+            log.error("document_broke", upload=upload.upload_id, tenant=upload.tenant, error=type(error).__name__)
+        metrics.INGESTED_DOCUMENTS.labels(outcome).inc()
+        log.info("document_ended", upload=upload.upload_id, tenant=upload.tenant, outcome=outcome)
 
 
 @dataclass(slots=True)
@@ -60,13 +102,15 @@ class IngestService:
     leave_s: float = 25.0
     clock: Callable[[], float] = monotonic
     _runs: dict[str, _Run] = field(default_factory=dict, init=False)
-    _free: list[Ingester] = field(default_factory=list, init=False)
+    _lanes: list[_Lane] = field(default_factory=list, init=False)
+    _free: list[_Lane] = field(default_factory=list, init=False)
     _turns: Iterator[int] = field(default_factory=count, init=False)
     _last_turn: dict[str, int] = field(default_factory=dict, init=False)
     _due: dict[str, float] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
-        self._free = list(self.lanes)
+        self._lanes = [_Lane(ingester, number) for number, ingester in enumerate(self.lanes)]
+        self._free = list(self._lanes)
 
     def run(self) -> None:
         """Ingest until stopped; returns when all uploads are left, or the time for that is over."""
@@ -133,23 +177,7 @@ class IngestService:
         if upload is None:
             return
         run = self._runs[upload.upload_id] = _Run(upload, self._free.pop())
-        # A daemon: one that hangs must not keep the process from ending. Its lease ends.
-        run.thread = threading.Thread(target=self._work, args=(run,), name=upload.upload_id, daemon=True)
-        run.thread.start()
-
-    def _work(self, run: _Run) -> None:
-        upload, outcome = run.upload, "lost"
-        try:
-            outcome = run.lane.ingest(upload, run.lost.is_set)
-        except (UnavailableError, JobFailedError) as error:
-            log.warning("document_outcome_unknown", upload=upload.upload_id, tenant=upload.tenant, reason=str(error))
-        except Exception as error:  # noqa: BLE001 - the others go on
-            # Not its text, which may quote the document.
-            log.error("document_broke", upload=upload.upload_id, tenant=upload.tenant, error=type(error).__name__)
-        finally:
-            run.over.set()
-        metrics.INGESTED_DOCUMENTS.labels(outcome).inc()
-        log.info("document_ended", upload=upload.upload_id, tenant=upload.tenant, outcome=outcome)
+        run.lane.give(run)
 
     def sweep(self) -> int:
         """Delete content that is of no use any more. Returns of how many uploads."""
@@ -167,10 +195,7 @@ class IngestService:
 
     def _leave_all(self) -> None:
         left_at = monotonic() + self.leave_s
-        for run in self._runs.values():
-            run.over.wait(max(0.0, left_at - monotonic()))
-        held = [upload_id for upload_id, run in self._runs.items() if not run.over.is_set()]
-        if held:
+        ended = [lane.close(max(0.0, left_at - monotonic())) for lane in self._lanes]
+        if not all(ended):
+            held = [upload_id for upload_id, run in self._runs.items() if not run.over.is_set()]
             log.warning("uploads_not_left", uploads=held)
-        for lane in self._free:
-            lane.close()

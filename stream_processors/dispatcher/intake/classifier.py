@@ -222,7 +222,8 @@ class RecordClassifier:
             handed_back=item.handed_back,
             trace_headers=trace_headers(arrival.headers),
             max_prompt_tokens=self.registry.tenants[item.tenant].max_prompt_tokens,
-            guardrails=item.guardrails,
+            # A consumer of an older version drops the policy of what it hands back.
+            guardrails=item.guardrails or self.registry.guardrails(item.tenant),
         )
 
     def broken(self, arrival: ReceivedRecord, error: Exception) -> tuple[OutputRecord, ...]:

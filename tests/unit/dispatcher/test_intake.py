@@ -300,3 +300,5 @@ def test_the_policy_of_guardrails_is_that_of_the_admission(bench: Bench) -> None
 def test_work_that_was_handed_back_keeps_its_policy(bench: Bench) -> None:
     bench.register([TenantSpec("acme"), TenantSpec("other")], [MODEL])
     assert bench.queued(work_item(guardrails=BLOCKS), RETURNED).guardrails == BLOCKS
+    bench.register([TenantSpec("acme", guardrails=BLOCKS), TenantSpec("other")], [MODEL])
+    assert bench.queued(work_item(), RETURNED).guardrails == BLOCKS, "an older consumer may have dropped it"

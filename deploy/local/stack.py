@@ -129,10 +129,12 @@ class LocalStack:
             self._ports = PortClaims(self.data_dir.ports_file)
             part_specs, self._endpoints = self._compose_parts(self._ports)
             specs = self._compose_services(part_specs, self._endpoints, self._ports)
-            for name, field in ((GATEWAY, "gateway_url"), (ADMIN, "admin_url")):
-                if any(service.name == name for service in self._services):
-                    url = f"http://{HOST}:{self._ports.take(_serving(name))}"
-                    self._endpoints = replace(self._endpoints, **{field: url})
+            served = {service.name for service in self._services}
+            gateway_url, admin_url = (
+                f"http://{HOST}:{self._ports.take(_serving(name))}" if name in served else ""
+                for name in (GATEWAY, ADMIN)
+            )
+            self._endpoints = replace(self._endpoints, gateway_url=gateway_url, admin_url=admin_url)
             self._endpoints.save(self.data_dir.endpoints_file)
             self._supervisor = Supervisor(
                 specs,

@@ -85,7 +85,7 @@ def tenant_of_json(tenant: str, raw: bytes) -> TenantSpec:
     Raises ConfigError as ``load_tenants``, with the key at fault; also for ``kafka``, which only the file sets.
     """
     entry = load_json(raw)
-    known = {"tenant": _name, **_TENANT}
+    known: dict[str, Reader] = {"tenant": _name, **_TENANT}
     node = entry.mapping(frozenset(), known.keys()).get("kafka")
     if node is not None:
         raise node.error("bounds of Kafka clients are set by `fairlane access`, from the tenants file alone")

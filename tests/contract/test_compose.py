@@ -192,6 +192,7 @@ def test_each_service_connects_to_postgres_as_its_own_role_and_the_others_not_at
         own = {"setup-tables": "POSTGRES_OWNER_PASSWORD"} | {
             name: f"POSTGRES_{name.upper()}_PASSWORD" for name in roles
         }
+        # POSTGRES_ADMIN_PASSWORD is the superuser's.
         own["admin"] = "POSTGRES_ADMIN_API_PASSWORD"
         assert known == ({own[service.name]} if service.name in own else set()), service.name
 

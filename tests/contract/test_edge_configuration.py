@@ -6,6 +6,7 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 from fairlane.settings import Settings
+from producers.admin.app import MOST_BODY_BYTES
 from producers.gateway.app import Gateway
 from producers.gateway.edge.connections import ConnectionTimeouts
 from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES
@@ -51,6 +52,14 @@ def location_of(path: str) -> str:
 def body_of(head: str) -> str:
     (body,) = re.findall(rf"location {re.escape(head)} \{{(.*?)\n        \}}", WHOLE, re.DOTALL)
     return str(body)
+
+
+def test_administration_is_off_and_for_named_addresses_alone() -> None:
+    assert not (FOLDER / "admin-location.conf").exists()
+    text = (FOLDER / "admin-location.conf.off").read_text(encoding="utf-8")
+    assert values("deny", text) == ["all"]
+    assert amount(values("client_max_body_size", text)[0]) == MOST_BODY_BYTES
+    assert values("proxy_pass", text) == [f"http://127.0.0.1:{SETTINGS['admin_port'].default}"]
 
 
 def test_bodies_have_the_bounds_of_the_gateway() -> None:

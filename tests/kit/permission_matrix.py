@@ -78,7 +78,7 @@ def routes_of(app: FastAPI) -> list[DeclaredRoute]:
     for context in iter_route_contexts(app.routes):
         route, path = context.original_route, context.path
         if isinstance(route, APIRoute | APIWebSocketRoute) and path is not None:
-            methods = tuple(sorted(route.methods)) if isinstance(route, APIRoute) else ("GET",)
+            methods = tuple(sorted(route.methods or ())) if isinstance(route, APIRoute) else ("GET",)
             is_socket = isinstance(route, APIWebSocketRoute)
             found.append(DeclaredRoute(methods, path, permissions_of(route.dependant), is_socket))
     return found

@@ -15,7 +15,7 @@ from producers.gateway.identity.lookups import TIMEOUT_S, Lookups
 from producers.gateway.limits.rate_buckets import RatePolicy, TokenBuckets
 
 _FIND_KEY = """
-SELECT tenant, role, scopes, grants, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled
+SELECT tenant, role, scopes, secret_sha256, subject, expires_at_ms, is_revoked, is_user_disabled, grants
 FROM find_api_key(%s, %s)
 """
 _FIND_USER = "SELECT role, is_disabled, grants FROM find_user(%s, %s)"
@@ -61,11 +61,9 @@ class IdentityStore:
         row = await self._row(_FIND_KEY, (key_id, shown_sha256), timeout_s)
         if row is None:
             return None
-        tenant, role, scopes, grants, secret_sha256, *rest = row
-        granted = frozenset(map(Permission, grants))
-        return StoredKey(
-            key_id, tenant, Role(role), frozenset(map(Scope, scopes)), bytes(secret_sha256), *rest, grants=granted
-        )
+        tenant, role, scopes, secret_sha256, *rest, grants = row
+        known = (Role(role), frozenset(map(Scope, scopes)), bytes(secret_sha256))
+        return StoredKey(key_id, tenant, *known, *rest, frozenset(map(Permission, grants)))
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         """The stored settings of this user."""

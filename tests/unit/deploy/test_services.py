@@ -55,12 +55,18 @@ def test_the_pools_of_single_tenants_get_consumers_too(tmp_path: Path) -> None:
     assert services[-1].spec(ENDPOINTS, 20_001, ()).argv[-2:] == ("--pool", "b-gpu")
 
 
-def test_the_gateway_gets_a_port_of_its_own(tmp_path: Path) -> None:
+def test_the_gateway_and_the_admin_api_get_ports_of_their_own(tmp_path: Path) -> None:
     services = default_services(models_file=models(tmp_path, ("generate",)))
-    (gateway,) = [service for service in services if service.port_variable == "GATEWAY_PORT"]
-    spec = gateway.spec(ENDPOINTS, 20_001, (), 20_002)
-    assert (spec.env["METRICS_PORT"], spec.env["GATEWAY_PORT"]) == ("20001", "20002")
-    assert all("GATEWAY_PORT" not in other.spec(ENDPOINTS, 1, (), 2).env for other in services if other is not gateway)
+    served = {service.name: service for service in services if service.port_variable is not None}
+    assert {name: service.port_variable for name, service in served.items()} == {
+        "gateway-1": "GATEWAY_PORT",
+        "admin-1": "ADMIN_PORT",
+    }
+    for name, service in served.items():
+        spec = service.spec(ENDPOINTS, 20_001, (), 20_002)
+        assert (spec.env["METRICS_PORT"], spec.env[served[name].port_variable or ""]) == ("20001", "20002")
+        others = [other for other in services if other is not service]
+        assert all(service.port_variable not in other.spec(ENDPOINTS, 1, (), 2).env for other in others)
 
 
 def test_the_engine_is_not_overridden_unless_asked(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.clock import now_ms
-from fairlane_server.api_keys.api_key import Role
+from fairlane_server.api_keys.api_key import DEPLOYMENT, Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer
 from producers.gateway.identity.jwks import KeySet
@@ -319,6 +319,22 @@ def test_garbage_is_refused_and_nothing_else_happens(shown: str) -> None:
 
 
 # --- users
+
+
+def test_a_claim_alone_makes_nobody_an_operator() -> None:
+    async def run() -> None:
+        bench = Bench()
+        shown = token(claims(tenant=DEPLOYMENT, role="admin"))
+        assert await bench.outcome(shown) is AuthRefusal.NO_ROLE
+        # Of the same name in a tenant.
+        bench.store.set_user("acme", "u-17", Role.TENANT)
+        bench.clock.now_ms += FRESH_MS
+        assert await bench.outcome(shown) is AuthRefusal.NO_ROLE
+        bench.store.set_user(DEPLOYMENT, "u-17", Role.OPERATOR)
+        bench.clock.now_ms += FRESH_MS
+        assert await bench.outcome(shown) == Identity(DEPLOYMENT, "u-17", Role.OPERATOR, user="u-17")
+
+    asyncio.run(run())
 
 
 def test_what_an_operator_says_of_a_user_counts_more_than_the_token() -> None:

@@ -274,7 +274,7 @@ def test_calls_in_the_queue_of_a_port_that_is_closed_are_answered() -> None:
     """The kernel has accepted their connections, so their callers have sent them."""
     gateway = Held()
     config = uvicorn.Config(gateway.app, port=0, loop="uvloop", lifespan="off", log_config=None)
-    server = GatewayServer(config, gateway, TIMEOUT_S)  # type: ignore[arg-type]  # a double
+    server = GatewayServer(config, gateway, TIMEOUT_S)
 
     async def test() -> None:
         config.load()
@@ -304,7 +304,7 @@ def test_a_signal_handler_only_sets_flags() -> None:
             self.drained += 1
 
     gateway = Counted()
-    server = GatewayServer(uvicorn.Config(gateway.app, log_config=None), gateway, TIMEOUT_S)  # type: ignore[arg-type]  # a double
+    server = GatewayServer(uvicorn.Config(gateway.app, log_config=None), gateway, TIMEOUT_S)
     server.handle_exit(signal.SIGTERM, None)
     assert gateway.drained == 0
     # With no call to wait for, the next look ends it.
@@ -320,7 +320,7 @@ class StuckServer(GatewayServer):
     """Its event loop heeds nothing until it is let go; whether it had started before."""
 
     def __init__(self, *, is_started: bool) -> None:
-        super().__init__(uvicorn.Config("nothing", log_config=None), Gateway(), 30.0)  # type: ignore[arg-type]  # a double
+        super().__init__(uvicorn.Config("nothing", log_config=None), Gateway(), 30.0)
         self.started = is_started
         self.is_running = threading.Event()
         self.let_go = threading.Event()

@@ -185,7 +185,7 @@ def test_two_users_have_two_names(one: KafkaUser, other: KafkaUser) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("", "_admin", "_tenant", "_tenant_", "_tenant_Acme", "_gateway_3", "_gateway_acme", "_tenant_acme_3"),
+        *("", "_root", "_tenant", "_tenant_", "_tenant_Acme", "_gateway_3", "_gateway_acme", "_tenant_acme_3"),
         *("_consumer_a_2_2", "_tenant_acme\n", "_tenant_\u00e4", "-gateway"),
     ],
 )

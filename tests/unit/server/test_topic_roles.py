@@ -23,13 +23,16 @@ CODE = {
     "dispatcher": ("stream_processors/dispatcher", _PRICES),
     "consumer": ("inference_consumers", _PRICES),
     "recorder": ("stream_processors/recorder",),
-    "operator": ("fairlane_server/cli", "fairlane_server/kafka/load_feed.py"),
+    "operator": (
+        *("fairlane_server/cli", "fairlane_server/control", "fairlane_server/kafka/load_feed.py"),
+        "fairlane_server/dead_letters/bulk.py",
+    ),
     "replayer": ("fairlane_server/dead_letters",),
     "tenant": ("fairlane/client",),
     "gateway": ("producers/gateway", "fairlane_server/kafka/load_feed.py"),
     "admin": (
-        *("producers/admin", "fairlane_server/administration", "fairlane_server/dead_letters"),
-        "fairlane_server/kafka/load_feed.py",
+        *("producers/admin", "fairlane_server/administration", "fairlane_server/control"),
+        *("fairlane_server/dead_letters", "fairlane_server/kafka/load_feed.py"),
     ),
 }
 
@@ -59,6 +62,7 @@ FAMILIES = {
 
 _DISPATCHER, _CONSUMER = "stream_processors/dispatcher", "inference_consumers"
 _LETTERS = "fairlane_server/dead_letters"
+_TENANTS = "fairlane_server/control/published_tenants.py"
 _GATEWAY = "producers/gateway/pipeline"
 
 USES = {
@@ -130,7 +134,7 @@ USES = {
         "dead-letter-work": ("fairlane_server/dead_letters/bulk.py", "DEAD_LETTER_WORK"),
     },
     ("operator", WRITES): {
-        "control-tenants": ("fairlane_server/cli/control.py", "CONTROL_TENANTS"),
+        "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
         "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
         "control-prices": ("fairlane_server/cli/prices.py", "CONTROL_PRICES"),
     },
@@ -141,6 +145,22 @@ USES = {
     },
     ("replayer", WRITES): {
         # Where the letter stands, where the request in it came from.
+        "dead-letter-requests": (f"{_LETTERS}/replay.py", "topic"),
+        "dead-letter-work": (f"{_LETTERS}/replay.py", "topic"),
+        "requests": (f"{_LETTERS}/replay.py", "topic"),
+        "backfill": (f"{_LETTERS}/replay.py", "topic"),
+        "ledger-audit": (f"{_LETTERS}/replay.py", "LEDGER_AUDIT"),
+    },
+    ("admin", READS): {
+        "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
+        "control-models": ("fairlane_server/administration/observer.py", "CONTROL_MODELS"),
+        "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
+        "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
+        "dead-letter-requests": (f"{_LETTERS}/bulk.py", "DEAD_LETTER_REQUESTS"),
+        "dead-letter-work": (f"{_LETTERS}/bulk.py", "DEAD_LETTER_WORK"),
+    },
+    ("admin", WRITES): {
+        "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
         "dead-letter-requests": (f"{_LETTERS}/replay.py", "topic"),
         "dead-letter-work": (f"{_LETTERS}/replay.py", "topic"),
         "requests": (f"{_LETTERS}/replay.py", "topic"),
@@ -180,6 +200,7 @@ FROM_RECORDS = {
     "dispatcher": _ANY_REPLIES,
     "consumer": _ANY_REPLIES,
     "replayer": {"requests", "backfill", "dead-letter-requests", "dead-letter-work"},
+    "admin": {"requests", "backfill"},
 }
 """What a role reaches through a topic that comes with a record, and so need not name."""
 

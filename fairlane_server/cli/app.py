@@ -9,6 +9,7 @@ import typer
 from fairlane.schema_registry import RegistryError
 from fairlane_server.cli import (
     access,
+    audit,
     collections,
     control,
     conversations,
@@ -51,6 +52,7 @@ app.add_typer(conversations.app, name="conversations")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
+app.command("audit")(audit.audit_command)
 app.command("costs")(costs.costs_command)
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)

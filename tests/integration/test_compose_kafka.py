@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import (
     AclBinding,
     AclOperation,
@@ -82,16 +82,18 @@ def topics_of(settings: Mapping[str, Any]) -> set[str]:
 
 def may_read(settings: Mapping[str, Any], topic: str) -> bool:
     """Whether this user may fetch the topic, without a group."""
-    consumer = Consumer({**settings, "group.id": "unused", "enable.auto.commit": False})
+    consumer = Consumer({**settings, "group.id": "unused", "enable.auto.commit": False, "enable.partition.eof": True})
     try:
-        consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=TIMEOUT_S)
-    except KafkaException as error:
-        if error.args[0].code() != KafkaError.TOPIC_AUTHORIZATION_FAILED:
-            raise
-        return False
+        consumer.assign([TopicPartition(topic, 0, OFFSET_BEGINNING)])
+        message = consumer.poll(TIMEOUT_S)
     finally:
         consumer.close()
-    return True
+    assert message is not None, "no answer"
+    error = message.error()
+    if error is None or error.code() == KafkaError._PARTITION_EOF:
+        return True
+    assert error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED, error
+    return False
 
 
 @pytest.mark.parametrize(

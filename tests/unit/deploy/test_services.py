@@ -62,9 +62,9 @@ def test_the_gateway_and_the_admin_api_get_ports_of_their_own(tmp_path: Path) ->
         "gateway-1": "GATEWAY_PORT",
         "admin-1": "ADMIN_PORT",
     }
-    for name, service in served.items():
+    for service in served.values():
         spec = service.spec(ENDPOINTS, 20_001, (), 20_002)
-        assert (spec.env["METRICS_PORT"], spec.env[served[name].port_variable or ""]) == ("20001", "20002")
+        assert (spec.env["METRICS_PORT"], spec.env[service.port_variable or ""]) == ("20001", "20002")
         others = [other for other in services if other is not service]
         assert all(service.port_variable not in other.spec(ENDPOINTS, 1, (), 2).env for other in others)
 

@@ -310,9 +310,10 @@ def _open(
     settings = settings_with(
         kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file, models_file=models_file
     )
+    of_file, models = load_tenants(settings.tenants_file), load_models(settings.models_file)
     published = tenant_topic(settings, codec_for(settings)).read_if_there()
-    tenants = with_api_tenants(load_tenants(settings.tenants_file), published)
-    pools = pools_of(tenants, load_models(settings.models_file))
+    tenants = with_api_tenants(of_file, published)
+    pools = pools_of(tenants, models)
     cluster = ClusterAdmin(settings)
     users = first_users([tenant.tenant for tenant in tenants], pools)
     given = {tenant.tenant: KafkaQuotas() for tenant in tenants} | {**load_kafka_quotas(settings.tenants_file)}

@@ -177,9 +177,10 @@ def _plan(
 ) -> tuple[ClusterAdmin, tuple[TopicSpec, ...], TopicPlan, tuple[Deviation, ...]]:
     """The cluster, the desired topics, the plan, and the findings of the files and of the plan."""
     families = load_families(topics_file)
+    of_file, models = load_tenants(settings.tenants_file), load_models(settings.models_file)
     published = tenant_topic(settings, codec_for(settings)).read_if_there()
-    tenants = with_api_tenants(load_tenants(settings.tenants_file), published)
-    wanted = expand(families, tenants, load_models(settings.models_file))
+    tenants = with_api_tenants(of_file, published)
+    wanted = expand(families, tenants, models)
     cluster = ClusterAdmin(settings)
     made = make_plan(cluster, families, wanted, replication_factor, delete=delete, shrink=shrink)
     notes = unknown_override_tenants(families, [tenant.tenant for tenant in tenants])

@@ -61,9 +61,19 @@ class IdentityStore:
         row = await self._row(_FIND_KEY, (key_id, shown_sha256), timeout_s)
         if row is None:
             return None
-        tenant, role, scopes, secret_sha256, *rest, grants = row
-        known = (Role(role), frozenset(map(Scope, scopes)), bytes(secret_sha256))
-        return StoredKey(key_id, tenant, *known, *rest, frozenset(map(Permission, grants)))
+        tenant, role, scopes, secret_sha256, user, expires_at_ms, is_revoked, is_user_disabled, grants = row
+        return StoredKey(
+            key_id,
+            tenant,
+            Role(role),
+            frozenset(map(Scope, scopes)),
+            bytes(secret_sha256),
+            user,
+            expires_at_ms,
+            is_revoked,
+            is_user_disabled,
+            frozenset(map(Permission, grants)),
+        )
 
     async def user(self, tenant: str, subject: str, timeout_s: float) -> UserSettings:
         """The stored settings of this user."""

@@ -27,6 +27,8 @@ from fairlane_server.postgres.migrations import DatabaseError, upgrade
 SCRIPT = PROJECT_ROOT / "deploy" / "postgres" / "init.sql"
 PASSWORDS = {role: f"{role}-password" for role in (OWNER_ROLE, *SERVICE_ROLES)}
 VARIABLES = {f"POSTGRES_{role.removeprefix('fairlane_').upper()}_PASSWORD": word for role, word in PASSWORDS.items()}
+# POSTGRES_ADMIN_PASSWORD is the superuser's.
+VARIABLES["POSTGRES_ADMIN_API_PASSWORD"] = VARIABLES.pop("POSTGRES_ADMIN_PASSWORD")
 
 
 @pytest.fixture

@@ -39,6 +39,10 @@ ROWS = {
     "erasures": "(erasure_id, tenant, kind, subject, names, requested_by, requested_at_ms) VALUES ('e' || %(tenant)s, "
     "%(tenant)s, 'requests', 's', '{}', 'key', 1)",
     "erased": "VALUES (%(tenant)s, 'request', 'd', 1, 1)",
+    "users": "(tenant, subject, role) VALUES (%(tenant)s, 'me', 'viewer')",
+    "api_keys": "(key_id, tenant, name, role, scopes, secret_sha256) VALUES (left(md5(%(tenant)s), 16), %(tenant)s, "
+    "'mine', 'viewer', '{}', sha256('x'))",
+    "admin_events": "(tenant, event, author, details) VALUES (%(tenant)s, 'user_set', 'me', '{}')",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""

@@ -43,7 +43,7 @@ class Permission(StrEnum):
 MEANINGS: Mapping[Permission, str] = {
     Permission.REQUESTS_SEND: "send requests, cancel them",
     Permission.REQUESTS_READ: "read requests, results, events and history",
-    Permission.USAGE_READ: "read usage and costs",
+    Permission.USAGE_READ: "read usage, costs and budgets",
     Permission.MODELS_READ: "list the models that the tenant may use",
     Permission.FILES_READ: "list and download files",
     Permission.FILES_WRITE: "upload and delete files",

@@ -10,6 +10,7 @@ from fairlane.schema_registry import RegistryError
 from fairlane_server.cli import (
     access,
     audit,
+    budgets,
     collections,
     control,
     conversations,
@@ -53,6 +54,7 @@ app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
 app.command("audit")(audit.audit_command)
+app.command("budgets")(budgets.budgets_command)
 app.command("costs")(costs.costs_command)
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from fairlane.outcomes import Health
-from fairlane.records import CapacityReport, DispatchReport, PoolLoad, TenantLoad, TenantSpec
+from fairlane.records import BudgetLoad, CapacityReport, DispatchReport, PoolLoad, TenantLoad, TenantSpec
 from fairlane_server.admission_rule import CAPACITY_TTL_MS
 
 DISPATCH_TTL_MS = 2_000
@@ -74,6 +74,17 @@ class TenantRow:
 
 
 @dataclass(frozen=True, slots=True)
+class BudgetRow:
+    """Reservations of a tenant's budgets, or of one caller: of the queues of all dispatchers, and in flight, of which
+    every dispatcher knows all."""
+
+    tenant: str
+    caller: str | None
+    queued_nanos: int
+    in_flight_nanos: int
+
+
+@dataclass(frozen=True, slots=True)
 class LoadView:
     """Everything at one moment. Tenants: those with most waiting first, then by what they get."""
 
@@ -82,6 +93,12 @@ class LoadView:
     dispatchers_gone: int
     pools: tuple[PoolRow, ...]
     tenants: tuple[TenantRow, ...]
+    budgets: tuple[BudgetRow, ...] = ()
+
+    def reserved(self, tenant: str) -> Mapping[str | None, int] | None:
+        """What is reserved of a tenant's budgets, by caller (None: of the tenant). None: no dispatcher reports it."""
+        rows = [row for row in self.budgets if row.tenant == tenant]
+        return {row.caller: row.queued_nanos + row.in_flight_nanos for row in rows} or None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +126,7 @@ class _Dispatcher:
     report: DispatchReport
     tenants_at_ms: int = 0
     tenants: tuple[TenantLoad, ...] = ()
+    budgets: tuple[BudgetLoad, ...] = ()
     samples: dict[tuple[str, str], _Samples] = field(default_factory=dict)
     pool_samples: dict[str, _Samples] = field(default_factory=dict)
 
@@ -150,6 +168,11 @@ class LoadBoard:
         else:
             self._specs[tenant] = spec
 
+    @property
+    def specs(self) -> tuple[TenantSpec, ...]:
+        """The configured tenants, by name."""
+        return tuple(self._specs[name] for name in sorted(self._specs))
+
     def capacity(self, report: CapacityReport, seen_at_ms: int) -> None:
         """A consumer reported. An older report than its last one changes nothing."""
         known = self._consumers.get(report.instance_id)
@@ -171,6 +194,8 @@ class LoadBoard:
         if known is None or known.report.started_at_ms != report.started_at_ms:
             known = self._dispatchers[report.instance_id] = _Dispatcher(seen_at_ms, report)
         known.seen_at_ms, known.report = seen_at_ms, report
+        if report.tenants or report.budgets:
+            known.budgets = report.budgets
         if report.tenants:
             known.tenants, known.tenants_at_ms = report.tenants, report.reported_at_ms
             known.sample(report)
@@ -192,6 +217,7 @@ class LoadBoard:
             len(self._dispatchers) - len(dispatchers),
             _pool_rows(self._specs.values(), consumers, silent, dispatchers),
             _tenant_rows(self._specs, dispatchers),
+            _budget_rows(dispatchers),
         )
 
 
@@ -283,6 +309,17 @@ def _tenant_row(
         shed=dict(sorted(shed.items())),
         shed_recently={code: count for code, count in sorted(recently.items()) if count > 0},
     )
+
+
+def _budget_rows(dispatchers: list[_Dispatcher]) -> tuple[BudgetRow, ...]:
+    rows: dict[tuple[str, str | None], BudgetRow] = {}
+    for load in (load for dispatcher in dispatchers for load in dispatcher.budgets):
+        place = load.tenant, load.caller
+        known = rows.get(place, BudgetRow(*place, 0, 0))
+        rows[place] = BudgetRow(
+            *place, known.queued_nanos + load.queued_nanos, max(known.in_flight_nanos, load.in_flight_nanos)
+        )
+    return tuple(rows.values())
 
 
 def _rates(tenant: str, pool: str, dispatchers: list[_Dispatcher]) -> tuple[float | None, float | None]:

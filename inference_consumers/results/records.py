@@ -138,6 +138,7 @@ class AnswerWriter:
             attempts=work.runs,
             cost=self.prices().nothing(item.request.model),
             guardrails=work.verdicts,
+            budget=item.budget,
         )
         value = self.codec.encode(reply)
         usage = self._usage(work, None, None)
@@ -198,6 +199,7 @@ class AnswerWriter:
             source=item.source,
             replay_of=item.request.replay_of,
             cost=usage.cost,
+            budget=item.budget,
         )
         return Settlement(
             settlement.claim,
@@ -329,6 +331,7 @@ def _reply(work: ReceivedWork, outcome: SettledOutcome, run: EngineRun, cost: Co
         history_use=item.history_use,
         cost=cost,
         guardrails=work.verdicts,
+        budget=item.budget,
     )
     if isinstance(outcome, Success):
         answer = replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)

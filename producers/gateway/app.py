@@ -161,7 +161,8 @@ class Gateway:
         self.app.add_middleware(self._call_log)
 
     def _make_pipeline(self, codec: Codec) -> None:
-        settings, latest_load = self._settings, LatestLoad()
+        settings = self._settings
+        latest_load = self._latest_load = LatestLoad()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directory = RegistryFeeds(settings, codec, self._died)
         self._publisher = AsyncPublisher(
@@ -263,6 +264,8 @@ class Gateway:
             settings.gateway_wait_s,
             self._results.accepted,
             results=self._results,
+            registry=lambda: self._directory.registry,
+            load=self._latest_load,
             identify=self._authenticator.identify,
         )
         documents = DocumentDeps(

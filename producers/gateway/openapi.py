@@ -17,6 +17,8 @@ from producers.gateway.identity.identity import INVALID_KEY, permissions_of
 from producers.gateway.limits.rate_limits import RATE_LIMITED
 from producers.gateway.native.deps import UNKNOWN_REQUEST
 from producers.gateway.native.response_bodies import (
+    BudgetPage,
+    BudgetState,
     CostAnswer,
     EndedAnswer,
     ErrorAnswer,
@@ -208,6 +210,21 @@ USAGE = UsagePage(
         ),
     ),
     has_more=False,
+)
+BUDGETS = BudgetPage(
+    data=(
+        BudgetState(
+            of="tenant",
+            period="month",
+            currency="XTS",
+            soft="80",
+            hard="100",
+            at_soft="degrade",
+            spent="81.5",
+            reserved="0.0021",
+            renews_at_ms=1_769_904_000_000,
+        ),
+    )
 )
 STATUS = StatusAnswer(
     id=EXAMPLE_ID,

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 from math import ceil
 
-from fairlane.outcomes import Code, FinishReason, Outcome
-from fairlane.records import InferenceReply
+from fairlane.money import nanos_text
+from fairlane.outcomes import BudgetScope, Code, FinishReason, Outcome
+from fairlane.records import BudgetNotice, InferenceReply
+from fairlane_server.budgets.budgets import utc_text
 
 UNAVAILABLE = "unavailable"
 """The gateway's own code: Kafka or Postgres is unavailable; nothing was accepted, or nothing can be looked up now."""
@@ -20,6 +22,7 @@ class GatewayError(Exception):
         field: the invalid field, if any.
         retry_after_ms: delay after which a retry makes sense.
         request_id: the request concerned, if any; the caller can ask for its result.
+        budget: the budget that it was refused for, or that it has reached.
     """
 
     def __init__(
@@ -31,6 +34,7 @@ class GatewayError(Exception):
         field: str | None = None,
         retry_after_ms: int | None = None,
         request_id: str | None = None,
+        budget: BudgetNotice | None = None,
     ) -> None:
         super().__init__(status, str(code), message)
         self.status = status
@@ -39,6 +43,7 @@ class GatewayError(Exception):
         self.field = field
         self.retry_after_ms = retry_after_ms
         self.request_id = request_id
+        self.budget = budget
 
     def __str__(self) -> str:
         return f"{self.status} {self.code}: {self.message}"
@@ -53,6 +58,10 @@ STREAM_RESTARTED = "stream_restarted"
 """The gateway's own code: the answer restarted with other text, so the stream cannot continue."""
 
 REQUEST_ID_HEADER = "x-request-id"
+BUDGET_HEADER = "x-fairlane-budget"
+
+_LONGEST_RETRY_MS = 60_000
+"""OpenAI's clients retry sooner than they are told if they are told more than a minute."""
 
 _PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 
@@ -101,10 +110,32 @@ def error_headers(error: GatewayError) -> dict[str, str]:
         headers = {"retry-after": str(ceil(error.retry_after_ms / 1_000)), "retry-after-ms": str(error.retry_after_ms)}
     if error.request_id is not None:
         headers[REQUEST_ID_HEADER] = error.request_id
-    if error.code in (WAITED_TOO_LONG, UNCERTAIN):
-        # The request may still run; OpenAI's clients would retry on their own and run it twice.
+    headers |= budget_headers(error.budget)
+    if error.code in (WAITED_TOO_LONG, UNCERTAIN) or _is_spent(error):
+        # The request may still run, and OpenAI's clients would run it twice; or retrying within minutes is in vain.
         headers["x-should-retry"] = "false"
     return headers
+
+
+def _is_spent(error: GatewayError) -> bool:
+    wait_ms = error.retry_after_ms
+    return error.code == Code.INSUFFICIENT_QUOTA and (wait_ms is None or wait_ms > _LONGEST_RETRY_MS)
+
+
+def budget_headers(notice: BudgetNotice | None) -> dict[str, str]:
+    """The header about a budget that is reached: ``month; limit=soft; amount=80; spent=81.5; reserved=0.2; ...``."""
+    if notice is None:
+        return {}
+    parts = {
+        "limit": notice.limit,
+        "of": notice.of if notice.of in tuple(BudgetScope) else "caller",
+        "amount": nanos_text(notice.limit_nanos),
+        "spent": nanos_text(notice.spent_nanos),
+        "reserved": nanos_text(notice.reserved_nanos),
+        "currency": notice.currency,
+        "renews": utc_text(notice.renews_at_ms),
+    }
+    return {BUDGET_HEADER: "; ".join((notice.period, *(f"{name}={value}" for name, value in parts.items())))}
 
 
 def param_of(field: str) -> str:
@@ -132,6 +163,8 @@ _REJECTED_STATUS: Mapping[str, int] = {
     Code.FORBIDDEN: 403,
     Code.OVERLOADED: 429,
     Code.QUOTA_EXCEEDED: 429,
+    Code.INSUFFICIENT_QUOTA: 429,
+    Code.BUDGET_UNKNOWN: 503,
     Code.DEADLINE_UNMEETABLE: 429,
     Code.DRAINING: 503,
     Code.GUARDRAIL_UNAVAILABLE: 503,
@@ -168,6 +201,7 @@ def error_of(reply: InferenceReply) -> GatewayError | None:
         field=reply.field,
         retry_after_ms=reply.retry_after_ms,
         request_id=reply.request_id,
+        budget=reply.budget,
     )
 
 

@@ -72,6 +72,20 @@ class UsedGuardrail(_Part):
     types: tuple[str, ...] = ()
 
 
+class ReachedBudget(_Part):
+    """A soft budget that is reached. Amounts are in billionths of one unit of the currency."""
+
+    limit: str
+    of: str
+    period: str
+    currency: str
+    limit_nanos: int
+    spent_nanos: int
+    reserved_nanos: int
+    renews_at_ms: int
+    caller: str | None
+
+
 class FairlaneDetails(_Part):
     """Fairlane's details of the request."""
 
@@ -85,6 +99,7 @@ class FairlaneDetails(_Part):
     replayed: bool
     cost: UsedCost | None = None
     guardrails: tuple[UsedGuardrail, ...] = ()
+    budget: ReachedBudget | None = None
 
 
 class TopLogprobPart(_Part):

@@ -24,6 +24,7 @@ UNREADABLE = "unreadable"
 _SHED = frozenset(
     {
         *(Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.QUOTA_EXCEEDED, Code.DRAINING, "backpressure"),
+        *(Code.INSUFFICIENT_QUOTA, Code.BUDGET_UNKNOWN),
         "rate_limit_exceeded",  # the gateway's code for a key or a user that calls too often
     }
 )

@@ -16,7 +16,13 @@ from fairlane.outcomes import Outcome, Priority
 from fairlane.records import DispatchReport, SourceCoordinate, UsageEvent, WorkItem
 from fairlane.settings import Settings
 from stream_processors.dispatcher.feedback.work_feed import WorkFeed
-from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, FeedEvent, apply_to_in_flight
+from stream_processors.dispatcher.feedback.work_records import (
+    AgedCapacityReport,
+    FeedEvent,
+    UsageRead,
+    UsageStarted,
+    apply_to_in_flight,
+)
 from stream_processors.dispatcher.scheduling.in_flight import InFlight, SettledWork, WorkId
 from tests.kit.pipeline import Pipeline
 
@@ -193,7 +199,7 @@ class Follower:
         with self._lock:
             for event in events:
                 self.events.append(event)
-                if isinstance(event, AgedCapacityReport | DispatchReport):
+                if isinstance(event, AgedCapacityReport | DispatchReport | UsageStarted | UsageRead):
                     continue
                 settled = apply_to_in_flight(self.in_flight, event)
                 if settled is not None:

@@ -1,12 +1,13 @@
 """Dependencies of the native routes, and their permission checks."""
 
 import asyncio
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 from fairlane.names import is_request_id
 from producers.gateway.identity.identity import Authenticate
 from producers.gateway.pipeline.call_context import current
+from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import PendingReply
 from producers.gateway.results.results import Results
 from producers.gateway.sending import SendingDeps
@@ -103,6 +104,8 @@ class NativeDeps(SendingDeps):
     ``kept`` are streamed texts that no client reads yet. ``ending`` is set when the gateway drains."""
 
     results: Results
+    registry: Callable[[], RegistrySnapshot] = RegistrySnapshot
+    load: LatestLoad = field(default_factory=LatestLoad)
     identify: Authenticate | None = None
     events: EventPolicy = field(default_factory=EventPolicy)
     slots: TenantSlots = field(default_factory=event_slots)

@@ -43,6 +43,21 @@ class CostAnswer(ResponseBody):
     currency: str = Field(description="ISO 4217")
 
 
+class BudgetAnswer(ResponseBody):
+    """The soft budget that was reached, or the hard one that the request was refused for. Amounts are in billionths of
+    one unit of the currency, as known at admission."""
+
+    limit: str = Field(description="soft or hard")
+    of: str = Field(description="tenant, each_key, each_user, or the name of one caller")
+    caller: str | None = Field(None, description="The caller, for a budget that is not the tenant's")
+    period: str = Field(description="day or month, in UTC")
+    currency: str = Field(description="ISO 4217")
+    limit_nanos: int
+    spent_nanos: int
+    reserved_nanos: int = Field(description="Estimated for requests that were admitted and were not done")
+    renews_at_ms: int
+
+
 class RetrievalAnswer(ResponseBody):
     """Retrieval as performed; `reason` says why it differs from the request."""
 
@@ -68,6 +83,7 @@ class EndedAnswer(ResponseBody):
     finish_reason: str | None = None
     usage: TokenUsage
     cost: CostAnswer | None = None
+    budget: BudgetAnswer | None = None
     timings: Timings
     degradations: tuple[str, ...] = Field((), description="What was taken from it so that it could be served")
     guardrails: tuple[GuardrailVerdict, ...] = Field(
@@ -164,6 +180,27 @@ class UsagePage(ResponseBody):
     data: tuple[UsageAnswer, ...]
     has_more: bool
     next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
+
+
+class BudgetState(ResponseBody):
+    """One budget. Amounts are in units of the currency, exactly, as decimal numbers."""
+
+    of: str = Field(description="tenant, each_key, each_user, or the name of one caller")
+    caller: str | None = Field(None, description="The caller, for a budget that is not the tenant's")
+    period: str = Field(description="day or month, in UTC")
+    currency: str = Field(description="ISO 4217")
+    soft: str | None = Field(None, description="Requests are served with a notice from here on")
+    hard: str | None = Field(None, description="Requests are refused from here on")
+    at_soft: str = Field(description="warn or degrade")
+    spent: str = Field(description="In this period, as far as it is recorded")
+    reserved: str | None = Field(None, description="Estimated for requests that are not done; left out if not known")
+    renews_at_ms: int
+
+
+class BudgetPage(ResponseBody):
+    """The budgets of a tenant."""
+
+    data: tuple[BudgetState, ...]
 
 
 class RankedDocument(ResponseBody):

@@ -16,6 +16,7 @@ from fairlane_server.text import NUL
 from producers.gateway import openapi
 from producers.gateway.edge.error_responses import error_response
 from producers.gateway.identity.identity import Identity, Permission, permit, require
+from producers.gateway.native.budgets import add_budgets_route
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
 from producers.gateway.native.deps import NativeDeps, checked_id, unknown_request
 from producers.gateway.native.events import add_event_routes
@@ -38,7 +39,7 @@ from producers.gateway.openapi import EMBEDDER, GENERATOR, READING, SENDING, Req
 from producers.gateway.results.request_status import RequestState
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.gateway.sending import ok_reply, publish, reply_in_time
-from producers.openai_api.errors import GatewayError
+from producers.openai_api.errors import GatewayError, budget_headers
 
 _REQUESTS, _ALIAS = "/v1/requests", "/inference"
 MOST_WAIT_S = 3_600.0
@@ -73,7 +74,7 @@ def router(deps: NativeDeps) -> APIRouter:
     """All native routes, to be included by the application, which must turn GatewayErrors into answers and close
     ``deps.kept``."""
     made = APIRouter()
-    for add in (_add_sending, _add_lookups, _add_history, add_usage_route, add_event_routes):
+    for add in (_add_sending, _add_lookups, _add_history, add_usage_route, add_budgets_route, add_event_routes):
         add(made, deps)
     return made
 
@@ -101,7 +102,8 @@ def _add_sending(router: APIRouter, deps: NativeDeps) -> None:
     )
     async def rank(request: Request, caller: Caller) -> Response:
         """Rank documents by a query, and wait for the result."""
-        return answered(rank_answer(*await _waited(deps, request, caller, "/v1/rank", RankRequest)))
+        reply, top_n = await _waited(deps, request, caller, "/v1/rank", RankRequest)
+        return answered(rank_answer(reply, top_n), headers=budget_headers(reply.budget))
 
     @router.post(
         "/v1/classify",
@@ -111,7 +113,8 @@ def _add_sending(router: APIRouter, deps: NativeDeps) -> None:
     )
     async def classify(request: Request, caller: Caller) -> Response:
         """Classify an image, and wait for the result."""
-        return answered(classify_answer(*await _waited(deps, request, caller, "/v1/classify", ClassifyRequest)))
+        reply, top_n = await _waited(deps, request, caller, "/v1/classify", ClassifyRequest)
+        return answered(classify_answer(reply, top_n), headers=budget_headers(reply.budget))
 
 
 class ShortPath:
@@ -159,7 +162,8 @@ async def _created(deps: NativeDeps, request: Request, caller: Identity, wait_s:
             reply = await ok_reply(deps, published, request.receive, min(wait_s, deps.wait_s))
         except TimeoutError:
             return accepted(request_id)
-        return answered(result_answer(RecordedReply(reply, deps.clock_ms())))
+        answer = result_answer(RecordedReply(reply, deps.clock_ms()))
+        return answered(answer, headers=budget_headers(reply.budget))
     if isinstance(source, InferenceReply):
         return accepted(request_id, RequestState.DONE)
     if is_streamed:
@@ -202,7 +206,7 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
         if found is not None:
             if deps.clock_ms() - found.replied_at_ms > deps.results.kept_ms:
                 raise _expired(deps, request_id)
-            return answered(result_answer(found))
+            return answered(result_answer(found), headers=budget_headers(found.reply.budget))
         known = await deps.results.status(tenant, request_id)
         if known is None:
             raise unknown_request()

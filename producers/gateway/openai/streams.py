@@ -26,6 +26,7 @@ from producers.openai_api.errors import (
     REQUEST_ID_HEADER,
     STREAM_RESTARTED,
     GatewayError,
+    budget_headers,
     client_gone,
     error_body,
     waited_too_long,
@@ -130,8 +131,9 @@ class Deltas:
 
 
 def json_response(reply: InferenceReply, body: bytes) -> Response:
-    """JSON response with the request id in a header."""
-    return Response(body, media_type="application/json", headers={REQUEST_ID_HEADER: reply.request_id})
+    """JSON response with the request id in a header, and a budget that is reached in another."""
+    headers = {REQUEST_ID_HEADER: reply.request_id} | budget_headers(reply.budget)
+    return Response(body, media_type="application/json", headers=headers)
 
 
 async def text_response(

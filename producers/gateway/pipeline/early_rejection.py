@@ -73,6 +73,10 @@ class LatestLoad:
         """Row of the tenant in this pool; None if no dispatcher reports it."""
         return self._tenants.get((tenant, pool))
 
+    def reserved(self, tenant: str, now_ms: int) -> Mapping[str | None, int] | None:
+        """Reservations of a tenant's budgets, by caller (None: of the tenant). None while they are not known."""
+        return self._view.reserved(tenant) if self._view is not None and self.is_known(now_ms) else None
+
     def ahead(self, tenant: str, pool: str, priority: str, now_ms: int) -> WorkAhead:
         """Work that is certainly ahead of a request. A pool without consumers during the whole observation counts as
         never seen."""

@@ -366,6 +366,7 @@ class DecisionWriter:
             source=item.source,
             replay_of=item.request.replay_of,
             cost=self.prices().nothing(item.request.model),
+            budget=item.budget,
         )
         audit = self._audit(
             item.request.request_id,

@@ -200,6 +200,8 @@ def test_log_probabilities(client: openai.OpenAI, submitter: ScriptedSubmitter) 
         ("rejected", "forbidden", openai.PermissionDeniedError, 403, "forbidden"),
         ("rejected", "overloaded", openai.RateLimitError, 429, "overloaded"),
         ("rejected", "quota_exceeded", openai.RateLimitError, 429, "rate_limit_exceeded"),
+        ("rejected", "insufficient_quota", openai.RateLimitError, 429, "insufficient_quota"),
+        ("rejected", "budget_unknown", openai.InternalServerError, 503, "budget_unknown"),
         ("rejected", "deadline_unmeetable", openai.RateLimitError, 429, "deadline_unmeetable"),
         ("rejected", "draining", openai.InternalServerError, 503, "draining"),
         ("rejected", "guardrail_blocked", openai.BadRequestError, 400, "content_filter"),

@@ -1,0 +1,166 @@
+"""Budgets from end to end: the bound over kills of dispatchers, by the sums in Postgres; what callers see over HTTP."""
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+
+from fairlane import names
+from fairlane.outcomes import Code, Outcome
+from fairlane.records import Budget, InferenceReply, Price, TenantSpec
+from fairlane_server.api_keys.key_store import ApiKeys
+from tests.kit.gateway_kit import Served
+from tests.kit.pipeline import Pipeline, unique_name
+from tests.kit.recorder_kit import Tables
+from tests.kit.stack import PostgresServer, migrated_database
+from tests.kit.waiting import eventually
+
+pytestmark = pytest.mark.broker
+
+# 2 nanos for a token of the prompt, 8 for one of the answer.
+PRICE = Price(0, None, input_nanos=2_000_000, output_nanos=8_000_000)
+LIMIT = 3_000
+TENANTS = (
+    TenantSpec("a", budgets=(Budget("tenant", "month", "XTS", hard_nanos=LIMIT),)),
+    TenantSpec("soft", budgets=(Budget("tenant", "day", "XTS", soft_nanos=0),)),
+    TenantSpec("none", budgets=(Budget("each_key", "day", "XTS", hard_nanos=60),)),
+)
+
+
+@dataclass(frozen=True)
+class Everything:
+    """Two dispatchers, a consumer, a recorder, a gateway."""
+
+    served: Served
+    postgres_env: dict[str, str]
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.served.pipeline
+
+
+@pytest.fixture(scope="module")
+def everything(broker: str, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Everything]:
+    unique = unique_name()
+    with (
+        migrated_database(postgres, unique) as database,
+        Pipeline(broker, tmp_path_factory.mktemp("budgets"), unique, tenants=TENANTS) as pipeline,
+    ):
+        with ApiKeys(database.owner_dsn) as keys:
+            issued = {spec.tenant: keys.create(pipeline.tenant(spec.tenant), "tests").text for spec in TENANTS}
+        served = Served(pipeline, database, issued)
+        pipeline.price(PRICE)
+        gateway = served.gateway()
+        pipeline.recorder(postgres_dsn=database.recorder_dsn)
+        env = {"POSTGRES_DSN": database.dispatcher_dsn}
+        pipeline.start(dispatchers=2, env=env)
+        gateway.wait_ready()
+        yield Everything(served, env)
+
+
+def unsettled_at_the_last_admission(answers: list[InferenceReply]) -> int:
+    """The cost of the requests that were not settled, or whose usage may not have been read, when the last one was
+    dispatched."""
+    last_ms = max(reply.timings.dispatched_at_ms or 0 for reply in answers)
+    not_read_ms = 2_000
+    return sum(
+        reply.cost.nanos
+        for reply in answers
+        if reply.cost is not None and (reply.timings.engine_finished_at_ms or 0) >= last_ms - not_read_ms
+    )
+
+
+def test_kills_of_dispatchers_do_not_break_the_bound(everything: Everything) -> None:
+    pipeline = everything.pipeline
+    replies = pipeline.replies("a")
+    requests = [pipeline.request(prompt=f"request {number}") for number in range(300)]
+    backfill = names.backfill_topic(pipeline.tenant("a"))
+    for start in range(0, 300, 50):
+        part = requests[start : start + 50]
+        pipeline.publish("a", *part[::2])
+        pipeline.write(backfill, [(one.request_id.encode(), pipeline.codec.encode(one)) for one in part[1::2]])
+        replies.wait([request.request_id for request in part[:10:2]])
+        if start in (0, 50, 100):
+            pipeline.wait_all_own()
+            victim = pipeline.processes[f"dispatcher-{1 + start // 50 % 2}"]
+            victim.kill()
+            victim.start()
+            victim.wait_ready()
+    answers = replies.wait([request.request_id for request in requests])
+    outcomes = Counter((reply.outcome, reply.code) for reply in answers.values())
+    assert set(outcomes) <= {
+        (Outcome.OK, None),
+        (Outcome.REJECTED, Code.INSUFFICIENT_QUOTA),
+        (Outcome.REJECTED, Code.BUDGET_UNKNOWN),
+    }, outcomes
+    assert outcomes[Outcome.REJECTED, Code.INSUFFICIENT_QUOTA] > 0
+
+    answered = [reply for reply in answers.values() if reply.outcome == Outcome.OK]
+    tables, tenant = Tables(everything.served.database), pipeline.tenant("a")
+    query = "SELECT coalesce(sum(cost_nanos), 0)::bigint FROM usage_daily WHERE tenant = %s"
+    paid = sum(reply.cost.nanos for reply in answered if reply.cost is not None)
+    eventually(lambda: tables.rows(query, tenant) == [(paid,)], what="all usage in Postgres")
+    assert LIMIT / 2 < paid <= LIMIT + unsettled_at_the_last_admission(answered)
+
+
+def test_a_caller_is_refused_until_the_budget_renews(everything: Everything) -> None:
+    served = everything.served
+    with served.client("none") as client:
+        assert client.post("/v1/requests?wait=60", json=served.question()).status_code == 200
+        for path, body in (("/v1/requests?wait=60", served.question()), ("/v1/chat/completions", served.chat())):
+            refused = client.post(path, json=body)
+            assert refused.status_code == 429, refused.text
+            error = refused.json()["error"]
+            assert error["code"] == "insufficient_quota"
+            assert "it renews at" in error["message"]
+            assert "budget of key:" in error["message"]
+            assert 0 < int(refused.headers["retry-after"]) <= 86_410
+            assert refused.headers["x-fairlane-budget"].startswith("day; limit=hard; of=each_key; amount=0.00000006;")
+
+
+def test_a_soft_budget_is_in_a_header_the_body_and_the_stored_result(everything: Everything) -> None:
+    served = everything.served
+
+    def noted(response: httpx.Response) -> bool:
+        assert response.status_code == 200, response.text
+        return "x-fairlane-budget" in response.headers
+
+    with served.client("soft") as client:
+        response = client.post("/v1/requests?wait=60", json=served.question())
+        assert noted(response)
+        assert response.json()["budget"]["limit"] == "soft"
+        chat = client.post("/v1/chat/completions", json=served.chat())
+        assert noted(chat)
+        assert chat.json()["fairlane"]["budget"]["period"] == "day"
+        request_id = response.json()["id"]
+        tables = Tables(served.database)
+        eventually(
+            lambda: tables.rows("SELECT budget FROM results WHERE request_id = %s", request_id), what="its result"
+        )
+        ((stored,),) = tables.rows("SELECT budget FROM results WHERE request_id = %s", request_id)
+        assert stored["limit"] == "soft"
+
+
+def test_without_postgres_at_its_start_a_dispatcher_refuses_what_hard_budgets_are_about(
+    everything: Everything,
+) -> None:
+    pipeline = everything.pipeline
+    for number in (1, 2):
+        pipeline.processes[f"dispatcher-{number}"].kill()
+    pipeline.dispatcher(3, {"POSTGRES_DSN": "postgresql://nobody@127.0.0.1:1/nothing"}).wait_ready()
+    replies = pipeline.replies("a", "soft", from_beginning=False)
+    hard, soft = pipeline.request(), pipeline.request()
+    pipeline.publish("a", hard)
+    pipeline.publish("soft", soft)
+    answers = replies.wait([hard.request_id, soft.request_id])
+    assert answers[hard.request_id].code == Code.BUDGET_UNKNOWN
+    assert answers[soft.request_id].outcome == Outcome.OK
+    assert answers[soft.request_id].budget is None
+    pipeline.processes["dispatcher-3"].kill()
+    again = pipeline.processes["dispatcher-1"].start()
+    again.wait_ready()
+    later = pipeline.request()
+    pipeline.publish("a", later)
+    assert replies.wait([later.request_id])[later.request_id].code == Code.INSUFFICIENT_QUOTA

@@ -75,6 +75,11 @@ BUDGETS_UNKNOWN = Gauge("fairlane_budgets_unknown", "Tenants with budgets whose 
 BUDGET_RESERVATIONS_LOST = Counter(
     "fairlane_budget_reservations_lost_total", "Reservations of budgets dropped because their end was not read"
 )
+SPEND_ANOMALY_RATIO = Gauge(
+    "fairlane_spend_anomaly_ratio",
+    "Spent in this hour, or in the one before, over what is usual for the tenant at this time of the day",
+    ["tenant", "currency"],
+)
 UNPRICED = Counter("fairlane_unpriced_total", "Requests without a known cost: no price was in force", ["model"])
 HANDED_BACK = Counter(
     "fairlane_handed_back_total",

@@ -245,6 +245,8 @@ class Settings(KafkaSettings):
     """How long usage records are kept in Postgres."""
     usage_daily_ttl_s: int = Field(94_608_000, ge=86_400)
     """How long the daily sums of usage and costs are kept in Postgres; never shorter than USAGE_TTL_S."""
+    spend_anomaly_least: int = Field(1, ge=0)
+    """What a tenant may spend in an hour, in whole units of the currency, without an alarm about unusual spending."""
     audit_ttl_s: int = Field(7_776_000, ge=86_400)
     """How long audit records (decisions and their reasons) are kept in Postgres."""
     conversation_ttl_s: int = Field(2_592_000, ge=1)

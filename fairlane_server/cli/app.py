@@ -9,6 +9,7 @@ import typer
 from fairlane.schema_registry import RegistryError
 from fairlane_server.cli import (
     access,
+    anomalies,
     audit,
     budgets,
     collections,
@@ -54,6 +55,7 @@ app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
 app.command("audit")(audit.audit_command)
+app.command("anomalies")(anomalies.anomalies_command)
 app.command("budgets")(budgets.budgets_command)
 app.command("costs")(costs.costs_command)
 app.command("explain")(explain.explain_command)

@@ -127,9 +127,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "models": "SELECT, INSERT, UPDATE, DELETE",
             "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
             "erased": "SELECT",
+            # Compared with what a tenant spends now.
+            "usage_hourly": "SELECT",
         },
         functions=("remove_old_rows(text, bigint, integer)",),
-        all_tenants=frozenset({"results", "usage", "audit_logs", "conversation_turns", "tenants", "erased"}),
+        all_tenants=frozenset(
+            {"results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"}
+        ),
     ),
     # Answers callers of every tenant, one at a time; it finds a key by its id, and lists none.
     PostgresRole.GATEWAY: Rights(
@@ -187,13 +191,15 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane collections`, `conversations`, `costs`, `explain`, `db status`. Of results all columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `db status`. Of results all
+    # columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, reply_topic, reply_partition, reply_offset, recorded_at)",
             "usage": "SELECT",
             "usage_daily": "SELECT",
             "usage_daily_callers": "SELECT",
+            "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
@@ -208,7 +214,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             *_ERASING,
         ),
         sequences=_NUMBERS,
-        all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "audit_logs"}),
+        all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"}),
     ),
     # The admin API: keys without their hashes, users, and an audit to which it can only add.
     PostgresRole.ADMIN: Rights(

@@ -3,6 +3,7 @@
 from confluent_kafka import KafkaException
 
 from fairlane import logs
+from fairlane.money import NANOS_PER_UNIT
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import describe
@@ -11,6 +12,7 @@ from fairlane_server.processes.service import HealthServer, Readiness, StopSigna
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import OldRows, Removal, rules_of
 from stream_processors.recorder.source import LogConsumer
+from stream_processors.recorder.spend_watch import SpendWatch
 from stream_processors.recorder.store import RecorderStore
 
 log = logs.get_logger(__name__)
@@ -34,6 +36,7 @@ def main() -> int:
     rules = rules_of(settings)
     failures: list[BaseException] = []
     removal = Removal(OldRows(dsn), rules, failures.append)
+    spending = SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append)
     recorder = Recorder(
         LogConsumer(settings),
         RecorderStore(dsn),
@@ -44,6 +47,7 @@ def main() -> int:
     )
     log.info("recorder_started", database=database)
     removal.start()
+    spending.start()
     collect_less_often()
     try:
         recorder.run(lambda: stop.stopping or bool(failures))
@@ -52,9 +56,10 @@ def main() -> int:
         return 1
     finally:
         removal.stop()
+        spending.stop()
         health.stop()
     if failures:
-        log.error("recorder_failed", reason=f"retention: {failures[0]}", kind=type(failures[0]).__name__)
+        log.error("recorder_failed", reason=str(failures[0]), kind=type(failures[0]).__name__)
         return 1
     log.info("recorder_stopped")
     return 0

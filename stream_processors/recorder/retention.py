@@ -14,7 +14,17 @@ from fairlane.logs import get_logger
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import AUDIT_LOGS, DAILY_SUMS, ERASED, ERASURES, RESULTS, TURNS, USAGE, Table
+from stream_processors.recorder.tables import (
+    AUDIT_LOGS,
+    DAILY_SUMS,
+    ERASED,
+    ERASURES,
+    HOURLY_SUMS,
+    RESULTS,
+    TURNS,
+    USAGE,
+    Table,
+)
 
 INTERVAL_S = 60.0
 """Between two looks at a table in which nothing more is old."""
@@ -27,8 +37,8 @@ _JITTER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How long the rows of one table are kept; ``column`` is milliseconds since the epoch, or a day, from which a row's
-    age counts, and indexed."""
+    """How long the rows of one table are kept; ``column`` is milliseconds since the epoch, an hour or a day, from which
+    a row's age counts, and indexed."""
 
     table: Table
     column: str
@@ -55,6 +65,7 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         Rule(ERASURES, "requested_at_ms", settings.audit_ttl_s),
         # A tombstone names the end of its own time.
         Rule(ERASED, "kept_until_ms", 0),
+        Rule(HOURLY_SUMS, "hour", settings.usage_ttl_s),
     )
 
 

@@ -217,6 +217,10 @@ DAILY_SUMS = tuple(
 )
 """Sums of usage, which triggers of that table count. The recorder removes old days."""
 
+_HOUR = {"tenant": "text", "hour": "bigint", "currency": "text", "requests": "numeric", "cost_nanos": "numeric"}
+HOURLY_SUMS = Table("usage_hourly", "hour", _HOUR, ("tenant", "hour", "currency"), "NOTHING")
+"""Costs by the hour, likewise."""
+
 ERASURES = Table("erasures", "erasure", {"erasure_id": "text", "requested_at_ms": "bigint"}, ("erasure_id",), "NOTHING")
 ERASED = Table(
     "erased", "tombstone", {"tenant": "text", "kind": "text", "kept_until_ms": "bigint"}, ("tenant", "kind"), "NOTHING"

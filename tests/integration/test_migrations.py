@@ -22,7 +22,7 @@ TENANT_TABLES = (
     *("results", "usage", "audit_logs", "tenants"),
     *("collections", "documents", "passages", "conversation_turns"),
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
-    *("admin_events", "usage_daily", "usage_daily_callers"),
+    *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased"),
 )
 REVISIONS = (

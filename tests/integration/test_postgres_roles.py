@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import psycopg
 import pytest
+from alembic import command
 from psycopg.conninfo import make_conninfo
 
 from deploy.local.postgres import ADMIN_ROLE
 from fairlane.settings import Settings
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.cli import main
+from fairlane_server.postgres import migrations
 from fairlane_server.postgres.connection import act_for, connect
 from fairlane_server.postgres.migrations import DatabaseError, upgrade
 from fairlane_server.postgres.rights import PostgresRole
@@ -22,7 +24,7 @@ from stream_processors.recorder.store import RecorderStore
 from tests.kit.own_postgres import OwnPostgres
 from tests.kit.pgvector_kit import PATIENT_S, VECTORS, searching, stored_handbook
 from tests.kit.pipeline import unique_name
-from tests.kit.stack import PostgresServer, migrated_database
+from tests.kit.stack import PostgresServer, empty_database, migrated_database
 
 PASSWORD = "a-password"
 
@@ -128,37 +130,27 @@ def test_pipelines_with_roles_of_their_own_share_a_server(
         as_admin(database, own[1], *(f"DROP ROLE {name}" for name in names))
 
 
-def test_what_earlier_revisions_granted_is_taken_back(
-    own: tuple[PostgresServer, str], database: PostgresServer
-) -> None:
+def test_what_earlier_revisions_granted_is_taken_back(own: tuple[PostgresServer, str]) -> None:
     """As a database of revision 0015 has it: one role of all services, in the policies too."""
-    as_admin(
-        database,
-        own[1],
-        "CREATE ROLE fairlane LOGIN",
-        "SET ROLE fairlane_owner; "
-        "GRANT SELECT, INSERT, UPDATE ON results, usage, source_offsets TO fairlane; "
-        "GRANT SELECT, UPDATE (version) ON collections TO fairlane; "
-        "GRANT USAGE ON SEQUENCE passage_numbers TO fairlane; "
-        "GRANT EXECUTE ON FUNCTION remove_old_rows(text, bigint, integer) TO fairlane; "
-        "ALTER POLICY trusted_service ON results TO fairlane_owner, fairlane; "
-        "DROP FUNCTION count_usage(), uncount_usage() CASCADE; DROP TABLE usage_daily, usage_daily_callers; "
-        "ALTER TABLE usage DROP COLUMN images, DROP COLUMN batch_size, DROP COLUMN cost_nanos, DROP COLUMN currency, "
-        "DROP COLUMN requested_by; ALTER TABLE results DROP COLUMN cost_nanos, DROP COLUMN currency; "
-        "ALTER TABLE results DROP COLUMN guardrails, DROP COLUMN budget; "
-        "ALTER TABLE tenants DROP COLUMN guardrails, DROP COLUMN budgets, DROP COLUMN managed_by; "
-        "ALTER TABLE users DROP COLUMN grants; "
-        "ALTER TABLE api_keys DROP COLUMN grants; "
-        "ALTER TABLE admin_events DROP COLUMN outcome, DROP COLUMN of_event; "
-        "ALTER TABLE admin_events RENAME COLUMN author TO operator; "
-        "ALTER TABLE admin_events RENAME CONSTRAINT admin_events_event_check TO identity_events_event_check; "
-        "ALTER INDEX admin_events_by_time RENAME TO identity_events_by_time; "
-        "ALTER TABLE admin_events RENAME TO identity_events; "
-        "UPDATE alembic_version SET version_num = '0015'",
-    )
-    assert upgrade(Settings(postgres_owner_dsn=database.owner_dsn)).applied[0] == "0016"
-    # It is in nothing of this database any more.
-    as_admin(database, own[1], "DROP ROLE fairlane")
+    with empty_database(own[0], unique_name()) as database:
+        settings = Settings(postgres_owner_dsn=database.owner_dsn)
+        with migrations._alembic(settings) as (config, _, _):
+            config.attributes["applied"] = []
+            command.upgrade(config, "0015")
+        as_admin(
+            database,
+            own[1],
+            "CREATE ROLE fairlane LOGIN",
+            "SET ROLE fairlane_owner; "
+            "GRANT SELECT, INSERT, UPDATE ON results, usage, source_offsets TO fairlane; "
+            "GRANT SELECT, UPDATE (version) ON collections TO fairlane; "
+            "GRANT USAGE ON SEQUENCE passage_numbers TO fairlane; "
+            "GRANT EXECUTE ON FUNCTION remove_old_rows(text, bigint, integer) TO fairlane; "
+            "CREATE POLICY all_services ON results TO fairlane USING (true)",
+        )
+        assert upgrade(settings).applied[0] == "0016"
+        # It is in nothing of this database any more.
+        as_admin(database, own[1], "DROP ROLE fairlane")
 
 
 def test_one_role_that_is_a_member_of_all_serves_for_every_service(

@@ -141,6 +141,7 @@ def test_what_is_old_is_found_by_an_index(migrated: PostgresServer, tables: Tabl
         "conversation_turns": rule.column,
         "usage_daily": "(day - date '1970-01-01') * 86400000::bigint",
         "usage_daily_callers": "(day - date '1970-01-01') * 86400000::bigint",
+        "usage_hourly": "hour * 3600000",
     }.get(rule.name, f"{rule.column} + 0")
     query = f"EXPLAIN SELECT ctid FROM {rule.name} WHERE {age} < 5 ORDER BY {age} LIMIT 100"  # noqa: S608 - our own
     with psycopg.connect(migrated.owner_dsn) as connection:

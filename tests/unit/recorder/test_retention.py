@@ -23,8 +23,20 @@ from stream_processors.recorder.retention import (
     drop_old,
     rules_of,
 )
-from stream_processors.recorder.tables import ALL_TABLES, DAILY_SUMS, ERASED, ERASURES, MODELS, RESULTS, TENANTS, USAGE
+from stream_processors.recorder.tables import (
+    ALL_TABLES,
+    DAILY_SUMS,
+    ERASED,
+    ERASURES,
+    HOURLY_SUMS,
+    MODELS,
+    RESULTS,
+    TENANTS,
+    USAGE,
+)
 from tests.kit.waiting import eventually
+
+SUMS = (*DAILY_SUMS, HOURLY_SUMS)
 
 
 def projected(*at_ms: int) -> Projection:
@@ -47,9 +59,9 @@ def projected(*at_ms: int) -> Projection:
 def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseconds() -> None:
     rules = rules_of(Settings())
     growing = {table.name for table in ALL_TABLES} - {TENANTS.name, MODELS.name}
-    assert {rule.name for rule in rules} == growing | {table.name for table in (*DAILY_SUMS, ERASURES, ERASED)}
+    assert {rule.name for rule in rules} == growing | {table.name for table in (*SUMS, ERASURES, ERASED)}
     assert all(rule.column in rule.table.columns for rule in rules)
-    assert all(rule.column.endswith("_at_ms") or rule.table in (*DAILY_SUMS, ERASED) for rule in rules)
+    assert all(rule.column.endswith("_at_ms") or rule.table in (*SUMS, ERASED) for rule in rules)
     kept_days = {rule.name: rule.keep_s / 86_400 for rule in rules}
     assert kept_days == {
         "results": 1,
@@ -60,6 +72,7 @@ def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseco
         "usage_daily_callers": 3 * 365,
         "erasures": 90,
         "erased": 0,
+        "usage_hourly": 90,
     }
 
 

@@ -47,14 +47,17 @@ def served(
         yield served
 
 
-def sdk(served: Served, tenant: str) -> openai.OpenAI:
-    return openai.OpenAI(base_url=served.url("/v1"), api_key=served.keys[tenant], max_retries=0)
+def asked(served: Served, tenant: str, text: str, **fields: object) -> Any:
+    """The whole answer, or a list of its chunks."""
+    body = served.chat(text, **fields)
+    extra = {"fairlane": body.pop("fairlane")}
+    with openai.OpenAI(base_url=served.url("/v1"), api_key=served.keys[tenant], max_retries=0) as client:
+        answer: Any = client.chat.completions.create(**body, extra_body=extra)
+        return list(answer) if "stream" in fields else answer
 
 
 def ask(served: Served, tenant: str, text: str, **fields: object) -> openai.types.chat.ChatCompletion:
-    body = served.chat(text, **fields)
-    extra = {"fairlane": body.pop("fairlane")}
-    answer: openai.types.chat.ChatCompletion = sdk(served, tenant).chat.completions.create(**body, extra_body=extra)
+    answer: openai.types.chat.ChatCompletion = asked(served, tenant, text, **fields)
     return answer
 
 
@@ -70,7 +73,8 @@ def test_a_key_in_the_input_is_refused_and_an_address_is_redacted(served: Served
     assert KEY not in str(caught.value)
     answer = ask(served, "in", "write to planted.person@example.com")
     assert verdicts(answer) == [("input", "secrets", "passed"), ("input", "patterns", "redacted")]
-    status = served.client("in").get(f"/v1/results/{answer.id.removeprefix('chatcmpl-')}").json()
+    with served.client("in") as client:
+        status = client.get(f"/v1/results/{answer.id.removeprefix('chatcmpl-')}").json()
     assert [one["verdict"] for one in status["guardrails"]] == ["passed", "redacted"]
 
 
@@ -80,9 +84,7 @@ def test_an_answer_is_redacted_whole_and_streamed(served: Served) -> None:
     assert text is not None
     assert "without" not in text
     assert "[denied_word]" in text
-    body = served.chat("hello", max_tokens=40, stream=True)
-    extra = {"fairlane": body.pop("fairlane")}
-    chunks = list(sdk(served, "out").chat.completions.create(**body, extra_body=extra))
+    chunks = asked(served, "out", "hello", max_tokens=40, stream=True)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == text
     assert chunks[-1].model_extra["fairlane"]["guardrails"][0]["verdict"] == "redacted"
 

@@ -26,7 +26,7 @@ from fairlane import names
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
 from fairlane.kafka_config import connection
 from fairlane.outcomes import Code, Outcome
-from fairlane.records import AuditEvent, RequestInput, TenantSpec, UsageEvent
+from fairlane.records import AuditEvent, RequestInput, Retrieval, TenantSpec, UsageEvent
 from tests.kit.gateway_kit import LONG_MS, Served, serving
 from tests.kit.log_reader import LogReader
 from tests.kit.stack import PostgresServer
@@ -116,7 +116,9 @@ def by_kafka(served: Served, tenant: str) -> None:
     )
     good.append(replace(pipeline.request("embed", timeout_ms=LONG_MS), input=RequestInput(texts=(TEXT,))))
     refused = [
-        replace(pipeline.request(prompt=TEXT), task="recite"),
+        *(replace(pipeline.request(prompt=TEXT), **{name: TEXT}) for name in ("task", "priority", "cache", "group")),
+        pipeline.request(prompt=TEXT, retrieval=Retrieval(TEXT)),
+        pipeline.request(prompt=TEXT, retrieval=Retrieval("docs", mode=TEXT)),
         replace(pipeline.request(prompt=TEXT), input=wrong()),
     ]
     pipeline.publish(tenant, *good, *refused)
@@ -138,7 +140,6 @@ def wrong() -> RequestInput:
 
 
 def by_batch(served: Served, tenant: str) -> None:
-    client = openai.OpenAI(base_url=served.url("/v1"), api_key=served.keys[tenant], max_retries=0)
     body = {"model": served.pipeline.model_for("generate"), "max_tokens": 3}
     rows = [
         {
@@ -152,10 +153,11 @@ def by_batch(served: Served, tenant: str) -> None:
         )
     ]
     lines = b"\n".join(json.dumps(row).encode() for row in rows) + b'\n{"custom_id": "' + TEXT.encode()
-    file = client.files.create(file=("rows.jsonl", lines), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
-    final = {"completed", "failed", "expired", "cancelled"}
-    eventually(lambda: client.batches.retrieve(batch.id).status in final, END_S, "the end of the batch")
+    with openai.OpenAI(base_url=served.url("/v1"), api_key=served.keys[tenant], max_retries=0) as client:
+        file = client.files.create(file=("rows.jsonl", lines), purpose="batch")
+        batch = client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+        final = {"completed", "failed", "expired", "cancelled"}
+        eventually(lambda: client.batches.retrieve(batch.id).status in final, END_S, "the end of the batch")
 
 
 def in_a_crash(served: Served, pid: int) -> None:

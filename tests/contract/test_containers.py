@@ -260,7 +260,9 @@ def test_what_is_installed_is_pinned() -> None:
                 assert all(re.search(rf"^{package}==", pinned, re.MULTILINE) for package in packages)
     for file in ("base.txt", "models.txt", "dev.txt", "vllm.txt"):
         for line in requirements(file).splitlines():
-            assert re.fullmatch(r"(#.*|[\w.\[\],-]+==[\w.+]+)?", line.strip()), f"{file}: {line}"
+            assert re.fullmatch(r"(#.*|[\w.\[\],-]+==[\w.+]+( --hash=sha256:[0-9a-f]{64})?)?", line.strip()), line
+    # Weights can hold code, so that the version alone does not say what runs.
+    assert all("--hash=" in line for line in requirements("models.txt").splitlines() if not line.startswith("#"))
 
 
 def test_torch_comes_from_the_index_of_its_cpu_builds_and_from_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:

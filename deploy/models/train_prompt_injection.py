@@ -1,0 +1,157 @@
+"""The head that finds prompt injections: a small network on the vectors of all-MiniLM-L6-v2.
+
+``train`` writes ``head.safetensors`` (a hidden layer and an output) and ``head.json`` (the windows, the threshold, the
+corpora with their licences, and the rates on the validation parts). The same machine and versions give the same bytes.
+"""
+
+import json
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors.numpy import save_file
+from torch import nn
+
+from deploy.models.prompt_injection_data import LabelledText, neuralchemy, prose, s_labs
+from inference_consumers.engines.window_encoder import WindowEncoder
+from inference_consumers.engines.windows import WindowSize
+from inference_consumers.guardrails.prompt_injection import DESCRIPTION, WEIGHTS, InjectionHead
+
+WINDOW = WindowSize(tokens=64, overlap=16)
+"""The texts of the corpora have 15 to 30 tokens on average."""
+FALSE_POSITIVE_RATE = 0.01
+"""On the ordinary texts of the validation parts; it decides the threshold."""
+LEAST_RECALL = 0.75
+_LICENCES = {"s-labs": "MIT", "neuralchemy core, sources with an open licence": "Apache-2.0", "CPython": "PSF-2.0"}
+_SEED = 20
+_HIDDEN = 128
+_EPOCHS = 20
+_BATCH = 256
+_MOST_CHARACTERS = 600
+"""Of a text in training: some 2 windows. The rest of a long attack is often ordinary text."""
+_PROSE, _MIXED = 2_000, 1_500
+
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Encoded:
+    """Windows: float32 (windows, width), and the text that each is of."""
+
+    vectors: FloatArray
+    texts: npt.NDArray[np.int64]
+    are_attacks: BoolArray
+    """Of texts."""
+
+    def scores(self, head: InjectionHead) -> FloatArray:
+        """Of each text the highest of its windows."""
+        best = np.zeros(len(self.are_attacks), dtype=np.float32)
+        np.maximum.at(best, self.texts, head.probabilities(self.vectors))
+        return best
+
+
+def train(
+    encoder_folder: Path,
+    folder: Path,
+    training: Sequence[LabelledText] | None = None,
+    validation: Sequence[LabelledText] | None = None,
+    *,
+    least_recall: float = LEAST_RECALL,
+) -> InjectionHead:
+    """Train, choose the threshold, check, save. Without texts, on the corpora that ship.
+
+    Raises ValueError before it saves when the recall on the validation parts is below ``least_recall``.
+    """
+    if training is None or validation is None:
+        training, validation = (
+            _training_texts(),
+            [*s_labs("validation"), *neuralchemy("validation"), *prose("validation")],
+        )
+    encoder = WindowEncoder(encoder_folder, WINDOW)
+    network = _fit(_encoded(encoder, [LabelledText(one.text[:_MOST_CHARACTERS], one.is_attack) for one in training]))
+    held_out = _encoded(encoder, validation)
+    threshold = _threshold(held_out, _head(network, threshold=1.0))
+    head = _head(network, threshold)
+    found = held_out.scores(head) >= threshold
+    recall = float(found[held_out.are_attacks].mean())
+    if recall < least_recall:
+        raise ValueError(f"recall {recall:.3f} on the validation parts, needed {least_recall:.3f}")
+    tensors = {
+        "hidden_weights": head.hidden_weights,
+        "hidden_biases": head.hidden_biases,
+        "output_weights": head.output_weights,
+        "output_bias": head.output_bias,
+    }
+    save_file(tensors, folder / WEIGHTS)
+    described = {
+        "encoder": "all-minilm-l6-v2",
+        "window_tokens": WINDOW.tokens,
+        "overlap_tokens": WINDOW.overlap,
+        "threshold": threshold,
+        "validation_recall": round(recall, 4),
+        "validation_false_positive_rate": round(float(found[~held_out.are_attacks].mean()), 4),
+        "licences_of_the_corpora": _LICENCES,
+    }
+    (folder / DESCRIPTION).write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    return head
+
+
+def _training_texts() -> list[LabelledText]:
+    """The corpora, and mixtures: ordinary sentences in a row, and an attack among them. Without those, length decides,
+    and an attack in the middle of a window is not found."""
+    choice = random.Random(_SEED)  # noqa: S311 - no secret
+    corpora = [*s_labs("train"), *neuralchemy("train")]
+    ordinary = choice.sample(prose("train"), _PROSE)
+    short = [one for one in corpora if len(one.text) < 150]
+    calm = [one.text for one in (*short, *ordinary) if not one.is_attack]
+    attacks = [one.text for one in short if one.is_attack]
+    mixed = []
+    for number in range(2 * _MIXED):
+        parts = choice.sample(calm, choice.randint(1, 3))
+        is_attack = number % 2 == 1
+        if is_attack:
+            parts.insert(choice.randint(0, len(parts)), choice.choice(attacks))
+        mixed.append(LabelledText(" ".join(part[:200] for part in parts), is_attack))
+    return [*corpora, *ordinary, *mixed]
+
+
+def _encoded(encoder: WindowEncoder, texts: Sequence[LabelledText]) -> _Encoded:
+    windows, vectors = encoder.encode([one.text for one in texts])
+    return _Encoded(vectors, np.array([window.text for window in windows]), np.array([one.is_attack for one in texts]))
+
+
+def _fit(encoded: _Encoded) -> nn.Sequential:
+    torch.manual_seed(_SEED)
+    inputs = torch.from_numpy(encoded.vectors)
+    labels = torch.from_numpy(encoded.are_attacks[encoded.texts]).float()
+    network = nn.Sequential(nn.Linear(inputs.shape[1], _HIDDEN), nn.ReLU(), nn.Dropout(0.2), nn.Linear(_HIDDEN, 1))
+    optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
+    weight = (labels == 0).sum() / (labels == 1).sum()
+    network.train()
+    for _ in range(_EPOCHS):
+        for chosen in torch.chunk(torch.randperm(len(inputs)), -(-len(inputs) // _BATCH)):
+            optimizer.zero_grad()
+            loss = nn.functional.binary_cross_entropy_with_logits(
+                network(inputs[chosen])[:, 0], labels[chosen], pos_weight=weight
+            )
+            loss.backward()  # type: ignore[no-untyped-call] # torch leaves Tensor.backward without types
+            optimizer.step()
+    return network.eval()
+
+
+def _head(network: nn.Sequential, threshold: float) -> InjectionHead:
+    parameters = [parameter.detach().numpy() for parameter in network.parameters()]
+    hidden_weights, hidden_biases, output_weights, output_bias = parameters
+    return InjectionHead(hidden_weights, hidden_biases, output_weights[0], output_bias, WINDOW, threshold)
+
+
+def _threshold(held_out: _Encoded, head: InjectionHead) -> float:
+    """The lowest at which no more of the ordinary texts are found than FALSE_POSITIVE_RATE."""
+    ordinary = np.sort(held_out.scores(head)[~held_out.are_attacks])[::-1]
+    allowed = int(FALSE_POSITIVE_RATE * len(ordinary))
+    return round(float(np.nextafter(ordinary[allowed], np.float32(2))) + 5e-5, 4)

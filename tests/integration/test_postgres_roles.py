@@ -146,7 +146,7 @@ def test_what_earlier_revisions_granted_is_taken_back(own: tuple[PostgresServer,
             "GRANT SELECT, UPDATE (version) ON collections TO fairlane; "
             "GRANT USAGE ON SEQUENCE passage_numbers TO fairlane; "
             "GRANT EXECUTE ON FUNCTION remove_old_rows(text, bigint, integer) TO fairlane; "
-            "CREATE POLICY all_services ON results TO fairlane USING (true)",
+            "ALTER POLICY trusted_service ON results TO fairlane_owner, fairlane",
         )
         assert upgrade(settings).applied[0] == "0016"
         # It is in nothing of this database any more.

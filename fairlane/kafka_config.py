@@ -4,6 +4,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
+from fairlane.file_text import present
 from fairlane.record_bounds import MAX_RECORD_BYTES
 from fairlane.settings import KafkaSettings, Settings
 
@@ -47,7 +48,8 @@ def connection(settings: KafkaSettings) -> ClientConfig:
         config["sasl.mechanism"] = settings.kafka_sasl_mechanism
         config["sasl.username"] = settings.kafka_sasl_username
     if settings.kafka_sasl_password is not None:
-        config["sasl.password"] = settings.kafka_sasl_password.get_secret_value()
+        # Of clients that are made later, for instance in place of one that failed.
+        config["sasl.password"] = present(settings.kafka_sasl_password.get_secret_value())
     if settings.kafka_ssl_ca_file is not None:
         config["ssl.ca.location"] = str(settings.kafka_ssl_ca_file)
     return config

@@ -7,12 +7,13 @@ import os
 from collections.abc import Mapping
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlane import names
+from fairlane.file_text import FileText
 from fairlane.outcomes import GuardrailCheck, Priority
 from fairlane.records import MOST_INPUT_ITEMS
 
@@ -22,8 +23,6 @@ SaslMechanism = Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"]
 
 IDEMPOTENCY_TTL_S = 86_400
 """How long the gateway keeps an idempotency key. Not a setting: the API promises 24 hours."""
-
-_MAX_FILE_BYTES = 65_536
 
 
 class KafkaSettings(BaseSettings):
@@ -59,7 +58,14 @@ class KafkaSettings(BaseSettings):
         files = {name: os.environ.get(f"{name.upper()}_FILE") for name in cls.model_fields if name not in given}
         if both := [name.upper() for name in cls.model_fields if _is_set(name) and _is_set(f"{name}_FILE")]:
             raise ValueError(f"{both[0]} and {both[0]}_FILE are both set: leave one of them out")
-        return given | {name: _content_of(f"{name.upper()}_FILE", file) for name, file in files.items() if file}
+        found = {name: _content_of(f"{name.upper()}_FILE", file) for name, file in files.items() if file}
+        # As it is, a secret keeps its file: pydantic would copy the text.
+        secret = {
+            name
+            for name, field in cls.model_fields.items()
+            if SecretStr in (field.annotation, *get_args(field.annotation))
+        }
+        return given | {name: SecretStr(text) if name in secret else text for name, text in found.items()}
 
     @field_validator("topic_prefix")
     @classmethod
@@ -429,17 +435,14 @@ def _is_set(variable: str) -> bool:
     return bool(os.environ.get(variable.upper()))
 
 
-def _content_of(variable: str, file: str) -> str:
+def _content_of(variable: str, file: str) -> FileText:
     """The file's text without the end of its line. Raises ValueError, which quotes nothing of it."""
     try:
-        with Path(file).open("rb") as opened:
-            content = opened.read(_MAX_FILE_BYTES + 1)
-        text = content.decode().removesuffix("\n").removesuffix("\r")
+        return FileText.of(Path(file))
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"{variable}={file} cannot be read: {type(error).__name__}") from None
-    if not text or len(content) > _MAX_FILE_BYTES or "\n" in text:
-        raise ValueError(f"{variable}={file} must hold one line of at most {_MAX_FILE_BYTES} bytes")
-    return text
+    except ValueError as error:
+        raise ValueError(f"{variable}={file} {error}") from None
 
 
 def _latency_targets(given: str) -> dict[str, int]:

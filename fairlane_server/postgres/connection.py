@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from fairlane.file_text import present
 from fairlane_server.processes.watchdog import called_if_late
 from fairlane_server.store_error import ReportableError
 
@@ -31,12 +32,14 @@ class DsnError(ValueError, ReportableError):
 
 
 def connect(dsn: str, application_name: str, **options: Any) -> "psycopg.Connection":
-    """Open a connection; gives up after ``connect_timeout`` (3 s unless the string sets another).
+    """Open a connection; gives up after ``connect_timeout`` (3 s unless the string sets another). A string that is in a
+    file is what the file holds now.
 
     Raises psycopg.Error when Postgres cannot be reached, DsnError when ``dsn`` is invalid.
     """
     import psycopg
 
+    dsn = present(dsn)
     return psycopg.connect(dsn, **{**defaults(dsn, application_name), **options})
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import psycopg
 from psycopg_pool import AsyncConnectionPool, PoolClosed, PoolTimeout, TooManyRequests
 
+from fairlane.file_text import present
 from fairlane_server.postgres.connection import defaults, postgres_ms, reason
 from fairlane_server.store_error import StoreError
 
@@ -37,7 +38,8 @@ Ask = Callable[[Connection], Awaitable[None]]
 
 class DeadlinePool:
     """Connections shared by any number of callers, at most ``max_connections``; other callers wait within their time.
-    ``configure`` is called with every new connection. Raises ValueError for an invalid ``dsn``."""
+    ``configure`` is called with every new connection. A ``dsn`` that is in a file is what the file holds when a
+    connection is opened. Raises ValueError for an invalid ``dsn``."""
 
     def __init__(
         self, dsn: str, name: str, max_connections: int, configure: Callable[[Connection], None] | None = None
@@ -47,7 +49,7 @@ class DeadlinePool:
                 configure(connection)
 
         self._pool: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            dsn,
+            lambda: present(dsn),
             kwargs={**defaults(dsn, name), "autocommit": True},
             min_size=1,
             max_size=max_connections,

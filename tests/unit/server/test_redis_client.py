@@ -7,6 +7,7 @@ import pytest
 from pydantic import SecretStr
 
 from deploy.local.certificates import prepare_certificates
+from fairlane.file_text import FileText
 from fairlane_server.redis.client import blocking_redis_client, redis_client
 
 PLAIN = SecretStr("redis://user:word@127.0.0.1:1/0")
@@ -49,3 +50,17 @@ def test_certificates_that_cannot_be_read_are_an_invalid_setting(tmp_path: Path)
     with pytest.raises(ValueError, match="the certificates for Redis cannot be read") as raised:
         redis_client(url, 0.25)
     assert "w0rd" not in str(raised.value)
+
+
+def test_a_password_in_a_file_is_that_of_the_moment(tmp_path: Path) -> None:
+    file = tmp_path / "url"
+    file.write_text("redis://user:first%21@127.0.0.1:1/0")
+    url = SecretStr(FileText.of(file))
+    pools: list[Any] = [pool_of(url), blocking_redis_client(url, 0.25).connection_pool]
+    for pool in pools:
+        connection = pool.make_connection()
+        assert (connection.host, connection.port, connection.db) == ("127.0.0.1", 1, 0)
+        assert connection.credential_provider.get_credentials() == ("user", "first!")
+    file.write_text("redis://user:another@127.0.0.1:1/0")
+    for pool in pools:
+        assert pool.make_connection().credential_provider.get_credentials() == ("user", "another")

@@ -179,9 +179,17 @@ def test_a_redis_that_is_full_or_away_opens_no_session(unique: str) -> None:
     async def use(stores: Stores) -> None:
         await stores.sessions.create(session_id, session(unique, clock))
         await stores.redis.config_set("maxmemory", "1")
-        with pytest.raises(StoreError, match="OutOfMemoryError"):
+        with pytest.raises(StoreError, match="memory"):
             await stores.sessions.create(new_secret(), session(unique, clock))
+        # Sessions that are there go on.
+        assert await stores.sessions.find(session_id, is_use=False) is not None
         await stores.redis.config_set("maxmemory", "0")
+        await stores.sessions.create(new_secret(), session(unique, clock))
+        await stores.redis.shutdown(nosave=True)
+        with pytest.raises(StoreError, match="does not answer"):
+            await stores.sessions.find(session_id, is_use=False)
+        with pytest.raises(StoreError, match="is unavailable"):
+            await stores.sessions.find(session_id, is_use=False)
 
     with own_server() as url:
         with_redis(url, use, clock)

@@ -91,14 +91,14 @@ def keycloak(folder: Path, redirect_url: str, tenant: str) -> Iterator[Keycloak]
         "JAVA_OPTS_APPEND": f"-XX:TieredStopAtLevel=1 -Djava.io.tmpdir={folder}",
     }
     options = ["--optimized", "--http-enabled=true", "--http-host=127.0.0.1", f"--http-port={url.rpartition(':')[2]}"]
-    options += [f"--hostname={url}", "--cache=local", f"--log-file={folder / 'keycloak.log'}"]
+    options += [f"--hostname={url}", "--cache=local"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "keycloak.out").open("wb") as output:
         process = subprocess.Popen(
             ("/bin/sh", str(FOLDER / "bin" / "kc.sh"), "start", *options), env=env, stdout=output, stderr=output
         )
         try:
-            eventually(lambda: _answers(process, url), timeout_s=_START_S, what="Keycloak")
+            eventually(lambda: _answers(process, url, folder), timeout_s=_START_S, what="Keycloak")
             _configure(url, redirect_url, tenant)
             yield Keycloak(url)
         finally:
@@ -112,8 +112,9 @@ def keycloak(folder: Path, redirect_url: str, tenant: str) -> Iterator[Keycloak]
             ports.close()
 
 
-def _answers(process: "subprocess.Popen[bytes]", url: str) -> bool:
-    assert process.poll() is None, f"Keycloak ended with status {process.returncode}: see keycloak.out"
+def _answers(process: "subprocess.Popen[bytes]", url: str, folder: Path) -> bool:
+    if process.poll() is not None:
+        raise AssertionError(f"Keycloak ended: {(folder / 'keycloak.out').read_text(errors='replace')[-2_000:]}")
     try:
         return httpx.get(f"{url}/realms/master", timeout=5.0).status_code == 200
     except httpx.HTTPError:

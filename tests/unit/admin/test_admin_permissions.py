@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest.mock import patch
 
@@ -13,7 +14,6 @@ from fairlane.settings import Settings
 from fairlane_server.api_keys.permissions import OF_DEPLOYMENT
 from fairlane_server.kafka.cluster_admin import ClusterError
 from producers.admin.app import AdminApi
-from producers.gateway.login.compose import Authentication
 from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
 
 
@@ -36,7 +36,7 @@ def app() -> FastAPI:
         patched.enter_context(
             patch(
                 "producers.admin.app.authentication",
-                lambda *_parts, **_more: Authentication(ScriptedAuthenticator(), None),
+                lambda *_parts, **_more: SimpleNamespace(authenticator=ScriptedAuthenticator(), login=None),
             )
         )
         for store in ("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "Observer"):

@@ -1,5 +1,6 @@
 """Who may call which route: the table of permissions against the routes of the gateway as it is assembled."""
 
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
@@ -23,13 +24,15 @@ from fairlane_server.api_keys.permissions import (
     role_permissions,
 )
 from producers.gateway.app import Gateway
-from producers.gateway.login.compose import Authentication
 from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
 
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    with patch("producers.gateway.app.authentication", lambda *_parts: Authentication(ScriptedAuthenticator(), None)):
+    with patch(
+        "producers.gateway.app.authentication",
+        lambda *_parts: SimpleNamespace(authenticator=ScriptedAuthenticator(), login=None),
+    ):
         return Gateway(Settings(redis_url=None, postgres_dsn="postgresql://nobody@127.0.0.1:1/none")).app
 
 

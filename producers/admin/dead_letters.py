@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.dead_letters import position_name
@@ -17,6 +17,7 @@ from fairlane_server.dead_letters.bulk import TOPICS, Cut, DeadLetters, ReplayRe
 from fairlane_server.dead_letters.selection import OffsetRange, Selection
 from producers.admin.blocking import Serial
 from producers.admin.deps import AT_MS, AdminDeps, Cursor, Limit, Page, Since, Until, answer, ms_of
+from producers.admin.fields import TimeField, TopicField
 from producers.admin.problems import CHANGING, READING, READING_ONE, answered_errors, not_found
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors, not_a_cursor
@@ -31,8 +32,6 @@ _LARGEST_OFFSET = 2**63 - 1
 _TEXT = r"^[^\x00]+$"
 _Filter = Annotated[str | None, Field(min_length=1, max_length=300, pattern=_TEXT)]
 _Offset = Annotated[int | None, Field(ge=0, le=_LARGEST_OFFSET)]
-_Time = Annotated[AwareDatetime | None, Field(strict=False)]
-_Topic = Annotated[DeadLetters, Field(strict=False)]
 
 
 class LetterAnswer(ResponseBody):
@@ -74,14 +73,14 @@ class ReplayBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     dry_run: bool = Field(description="Only say what would be replayed")
-    topic: _Topic | None = None
+    topic: TopicField | None = None
     partition: int | None = Field(None, ge=0, le=2**31 - 1)
     tenant: _Filter = None
     model: _Filter = None
     exception: _Filter = Field(None, description="A part of the class of the exception")
     request_id: _Filter = None
-    since: _Time = None
-    until: _Time = None
+    since: TimeField | None = None
+    until: TimeField | None = None
     first_offset: _Offset = Field(None, description="Needs `topic`")
     last_offset: _Offset = Field(None, description="Needs `topic`")
     limit: int = Field(100, ge=1, le=_MOST_REPLAYED)
@@ -115,9 +114,9 @@ class PurgeBody(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     dry_run: bool = Field(description="Only say what would be deleted")
-    topic: _Topic
+    topic: TopicField
     partition: int | None = Field(None, ge=0, le=2**31 - 1)
-    until: _Time = Field(None, description="Those that died before")
+    until: TimeField | None = Field(None, description="Those that died before")
     last_offset: _Offset = Field(None, description="Up to and with this offset")
 
 

@@ -28,6 +28,7 @@ from producers.admin.deps import (
     author_of,
     page_of,
 )
+from producers.admin.fields import PermissionField, RoleField, ScopeField
 from producers.admin.problems import CHANGING, READING, answered_errors
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors
@@ -47,9 +48,9 @@ class NewKeyBody(BaseModel):
 
     tenant: str = Field(pattern=OWNER_PATTERN, description="Its owner; `_deployment`: no tenant")
     name: str = Field(min_length=1, max_length=MOST_NAME_CHARACTERS, description="What it is for")
-    role: Role = Field(Role.TENANT, strict=False)
-    scopes: list[Annotated[Scope, Field(strict=False)]] = Field([], max_length=len(Scope))
-    grants: list[Annotated[Permission, Field(strict=False)]] = Field([], max_length=len(Permission))
+    role: RoleField = Role.TENANT
+    scopes: list[ScopeField] = Field([], max_length=len(Scope))
+    grants: list[PermissionField] = Field([], max_length=len(Permission))
     user: str | None = Field(None, min_length=1, max_length=MOST_SUBJECT_CHARACTERS, description="Whom it is for")
     expires_in_ms: int | None = Field(None, ge=1, le=_LONGEST_MS, description="How long it lives; null: for ever")
 
@@ -70,9 +71,9 @@ class UserBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    role: Role = Field(strict=False)
+    role: RoleField
     disabled: bool = Field(False, description="Refuse the user's tokens and keys")
-    grants: list[Annotated[Permission, Field(strict=False)]] = Field([], max_length=len(Permission))
+    grants: list[PermissionField] = Field([], max_length=len(Permission))
 
 
 class KeyAnswer(ResponseBody):

@@ -21,7 +21,8 @@ from producers.gateway.native.cursors import Cursors
 from producers.gateway.native.response_bodies import ResponseBody
 from producers.gateway.openapi import answered
 from producers.gateway.sending import body_of
-from producers.openai_api.errors import GatewayError
+from producers.openai_api.body import MOST_VALUES, has_too_many_values
+from producers.openai_api.errors import INVALID_JSON, GatewayError
 
 _MOST_ETAG_CHARACTERS = 100
 
@@ -135,6 +136,8 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
 
 
 def _parsed(tenant: str, raw: bytes) -> TenantSpec:
+    if has_too_many_values(raw):
+        raise GatewayError(400, INVALID_JSON, f"the body has more than {MOST_VALUES} values", field="body")
     try:
         return tenant_of_json(tenant, raw)
     except ConfigError as error:

@@ -141,18 +141,18 @@ def test_a_document_that_cannot_be_read_fails_with_its_reason_and_goes(bench: Do
 def test_a_new_version_replaces_the_old_one_when_it_is_done_and_not_when_it_fails(bench: DocumentsBench) -> None:
     with bench.client() as client:
         collection(client)
-        first = upload(client, b"the warranty", "a.pdf")
+        first = upload(client, b"the warranty", "a.txt")
         bench.ingest_all()
-        second = upload(client, b"the ferry", "a.pdf")
+        second = upload(client, b"the ferry", "a.txt")
         assert first["id"] == second["id"]
-        assert (documents(client)["a.pdf"]["status"], documents(client)["a.pdf"]["passages"]) == ("pending", 1)
-        assert found(bench, "warranty") == ["a.pdf"]
+        assert (documents(client)["a.txt"]["status"], documents(client)["a.txt"]["passages"]) == ("pending", 1)
+        assert found(bench, "warranty") == ["a.txt"]
         bench.ingest_all()
-        assert (found(bench, "warranty"), found(bench, "ferry")) == ([], ["a.pdf"])
-        upload(client, b"\xff\xfe\x00", "a.pdf")
+        assert (found(bench, "warranty"), found(bench, "ferry")) == ([], ["a.txt"])
+        upload(client, b"\xff\xfe\x00", "a.txt")
         bench.ingest_all()
-        assert documents(client)["a.pdf"]["status"] == "failed"
-        assert found(bench, "ferry") == ["a.pdf"]
+        assert documents(client)["a.txt"]["status"] == "failed"
+        assert found(bench, "ferry") == ["a.txt"]
 
 
 def test_of_two_versions_on_their_way_the_newer_one_is_stored(bench: DocumentsBench) -> None:

@@ -44,6 +44,7 @@ from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError
 
 MOST_OF_PAGE = 100
+_RAW = f"The document, with `name`; as well as {', '.join(MEDIA_TYPES)}"
 _UPLOAD_PATH = re.compile(r"/v1/collections/[^/]{1,64}/documents")
 
 CollectionName = Annotated[str, Path(description="Name of the collection", examples=["handbook"])]
@@ -236,9 +237,9 @@ def _upload_body() -> dict[str, Any]:
     }
     form = {"summary": "A form", "value": {"file": "# Returns\n\nWithin 30 days.", "name": "guides/returns.md"}}
     content: dict[str, Any] = {"multipart/form-data": {"schema": schema, "examples": {"a_form": form}}}
-    for media_type in MEDIA_TYPES:
+    for media_type in ("application/octet-stream", "text/plain"):
         content[media_type] = {
-            "schema": {"type": "string", "format": "binary", "description": "The document; `name` must be given"},
+            "schema": {"type": "string", "format": "binary", "description": _RAW},
             "example": "Returns are accepted within 30 days.",
         }
     return {"requestBody": {"required": True, "content": content}}

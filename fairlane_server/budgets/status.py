@@ -78,8 +78,8 @@ def statuses(
         if budget.of in (BudgetScope.EACH_KEY, BudgetScope.EACH_USER):
             known = (*spent, *held) if only is None else (only,)
             named = {caller for caller in known if caller is not None and concerns(budget, caller)}
-            most_first = sorted(named, key=lambda caller: (-spent.get(caller, 0), caller))
-            accounts = [*most_first[:MOST_CALLERS_SHOWN]]
+            ordered = sorted(named, key=lambda caller: (-spent.get(caller, 0), caller))
+            accounts = [*ordered[:MOST_CALLERS_SHOWN]]
         elif budget.of != BudgetScope.TENANT:
             accounts = [budget.of]
         renews_ms = renews_at_ms(budget.period, now_ms)

@@ -7,13 +7,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fairlane.backoff import Backoff, jittered_ms
-from fairlane.outcomes import Outcome
+from fairlane.outcomes import Code, Outcome
 from fairlane.records import InferenceReply
 from producers.backfill import answers
 from producers.backfill.answers import RowAnswer
 from producers.backfill.job import BadRow, ChunkPlan, ParsedRow, RowIds
 
 MOST_TRIES = 5
+LONGEST_BUDGET_WAIT_MS = 300_000
+"""Longest wait of a row that a budget refuses: somebody may raise it before it renews."""
+
+_BUDGET_CODES = frozenset({Code.INSUFFICIENT_QUOTA, Code.BUDGET_UNKNOWN})
 _BACKOFF = Backoff(first_s=1.0, longest_s=60.0)
 
 
@@ -55,6 +59,8 @@ class ChunkLedger:
 
     tenant: str
     ids: RowIds
+    spent_until_ms: int = field(default=0, init=False)
+    """Until then a budget is used up: what is sent before would be refused."""
     _open: dict[int, _OpenChunk] = field(default_factory=dict, init=False)
 
     @property
@@ -103,11 +109,16 @@ class ChunkLedger:
         if row is None or chunk is None or row not in chunk.awaited:
             return False
         waiting = chunk.awaited[row]
-        is_refused_for_now = reply.outcome == Outcome.REJECTED and reply.retry_after_ms is not None
-        if is_refused_for_now and waiting.tries < MOST_TRIES:
-            self._try_again(chunk, row, waiting, reply.retry_after_ms or 0, now_ms)
-            waiting.is_refused = waiting.is_sent_once
-            return True
+        if reply.outcome == Outcome.REJECTED and reply.retry_after_ms is not None:
+            after_ms, is_of_budget = reply.retry_after_ms, reply.code in _BUDGET_CODES
+            if is_of_budget:
+                # However often: the row waits, as the whole job does, until there is a budget again.
+                after_ms, waiting.tries = min(after_ms, LONGEST_BUDGET_WAIT_MS), 1
+                self.spent_until_ms = max(self.spent_until_ms, now_ms + after_ms)
+            if waiting.tries < MOST_TRIES:
+                self._try_again(chunk, row, waiting, after_ms, now_ms)
+                waiting.is_refused = waiting.is_sent_once
+                return True
         chunk.answer(answers.of_reply(row, waiting.row_id, waiting.url, reply, now_ms // 1000))
         return True
 

@@ -180,8 +180,11 @@ class Runner:
             self._open_next(rows)
         wait_s = 0.0 if self._rows_to_open() else _READ_S
         now_ms = self.clock()
+        was_spent = self._ledger.spent_until_ms > now_ms
         for reply in self._retry(lambda: self.replies.read(wait_s)):
             self._ledger.take(reply, now_ms)
+        if self._ledger.spent_until_ms > now_ms and not was_spent:
+            log.info("job_waits_for_budget", job_id=self.job.job_id, tenant=self.job.tenant)
         self._has_progressed |= self.replies.position >= self._backlog_end
         self._resend_lost(now_ms)
         if self._may_send:
@@ -223,6 +226,7 @@ class Runner:
             self._cancelled_at_ms is not None
             or self.control.wanted is not Wanted.RUN
             or self._ledger.chunks >= spec.max_open_chunks
+            or self._ledger.spent_until_ms > self.clock()
             or self._ledger.held_bytes >= MOST_HELD_BYTES
         ):
             return 0

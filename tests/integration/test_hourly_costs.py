@@ -24,6 +24,7 @@ from stream_processors.recorder.store import RecorderStore
 from tests.kit.native_kit import used
 from tests.kit.recorder_kit import Tables
 from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
 
 pytestmark = pytest.mark.broker
 
@@ -87,8 +88,12 @@ def test_unusual_spending_is_seen_by_the_recorder_and_by_the_command(
 
     failures: list[BaseException] = []
     watch = SpendWatch(migrated.recorder_dsn, UNIT, failures.append)
-    watch.look()
-    assert REGISTRY.get_sample_value("fairlane_spend_anomaly_ratio", {"tenant": "acme", "currency": "XTS"}) == 3.0
+    watch.start()
+    acme_labels = {"tenant": "acme", "currency": "XTS"}
+    eventually(
+        lambda: REGISTRY.get_sample_value("fairlane_spend_anomaly_ratio", acme_labels) == 3.0, what="the first look"
+    )
+    watch.stop()
     assert REGISTRY.get_sample_value("fairlane_spend_anomaly_ratio", {"tenant": "globex", "currency": "XTS"}) == 0.0
     assert failures == []
 

@@ -24,8 +24,10 @@ ROWS = {
     "reply_offset, replied_at_ms, outcome, prompt_tokens, completion_tokens, cached_tokens, batch_size, degradations, "
     "passages, replies_seen, replays_seen) VALUES ('r', %(tenant)s, 's', 0, 0, 'r', 0, 0, 1, 'ok', 1, 1, 0, 1, '[]', "
     "'[]', 1, 0)",
-    "usage": "VALUES (%(tenant)s, 0, 0, 'l', 0, 0, 'r', %(tenant)s, 'p', 'm', '1', 'high', 'ok', NULL, 1, 1, 0, 2, 5, "
-    "1, 1)",
+    "usage": "(work_topic, work_partition, work_offset, log_topic, log_partition, log_offset, request_id, tenant, "
+    "pool, model, model_version, priority_class, outcome, prompt_tokens, completion_tokens, cached_tokens, "
+    "cost_tokens, engine_ms, occurred_at_ms, events_seen, cost_nanos, currency) VALUES (%(tenant)s, 0, 0, 'l', 0, 0, "
+    "'r', %(tenant)s, 'p', 'm', '1', 'high', 'ok', 1, 1, 0, 2, 5, 1, 1, 7, 'XTS')",
     "audit_logs": "VALUES (%(tenant)s, 0, 0, 'r', %(tenant)s, 'admitted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')",
     "conversation_turns": "VALUES (%(tenant)s, 'talk', 'r', 's', 0, 0, 1, 1, '[]', 'an answer', 1)",
     "tenants": "(tenant, weight, classes, models, services, max_queue_requests, max_queue_bytes) VALUES (%(tenant)s, "

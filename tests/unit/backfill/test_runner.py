@@ -184,6 +184,45 @@ def test_a_row_that_is_refused_for_ever_is_an_error() -> None:
     assert len(world.sent) == 5
 
 
+def test_a_job_waits_for_its_budget_and_sends_nothing_new_meanwhile() -> None:
+    paid, tries = 3, 0
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        nonlocal paid, tries
+        tries += 1
+        if tries > 12:
+            paid = 99
+        if paid <= 0:
+            code = Code.INSUFFICIENT_QUOTA
+            return InferenceReply(request.request_id, TENANT, Outcome.REJECTED, code, retry_after_ms=80_000_000)
+        paid -= 1
+        return ok(request)
+
+    world = world_of(good_rows(20), answer=answer, chunk_rows=2, max_open_chunks=2)
+    assert world.run() is Status.COMPLETED
+    assert world.job.tally.ok == 20, "no row fails, however often it is refused"
+    before = [request.request_id for request in world.sent[:12]]
+    assert len(set(before)) <= 3 + 2 * 2, "of the rows that do not fit, those of the open chunks are tried"
+
+
+def test_a_job_whose_budget_does_not_renew_in_its_window_ends_with_what_it_has() -> None:
+    paid = 3
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        nonlocal paid
+        paid -= 1
+        if paid < 0:
+            code = Code.INSUFFICIENT_QUOTA
+            return InferenceReply(request.request_id, TENANT, Outcome.REJECTED, code, retry_after_ms=10**9)
+        return ok(request)
+
+    world = world_of(good_rows(20), answer=answer, chunk_rows=2, max_open_chunks=2, deadline_at_ms=1_600_000)
+    assert world.run() is Status.EXPIRED
+    assert (world.job.tally.ok, world.job.tally.expired, world.job.tally.failed) == (3, 17, 0)
+    assert world.output is not None
+    assert len(world.output) == 20
+
+
 def test_the_reply_to_another_tenant_is_not_taken() -> None:
     def answer(request: InferenceRequest) -> InferenceReply:
         world.replies.append(replace(ok(request), tenant="globex"))

@@ -25,6 +25,7 @@ from fairlane_server.costs.price_book import PriceBook
 from stream_processors.dispatcher.budgets.accounts import Spending
 from stream_processors.dispatcher.budgets.ledger import GRACE_MS, ReadUsage, SpendingBase
 from stream_processors.dispatcher.feedback.work_records import (
+    FeedEvent,
     UsageRead,
     UsageStarted,
     WorkSeen,
@@ -124,7 +125,8 @@ def test_a_reservation_is_settled_by_the_usage_that_is_read_back() -> None:
         work=SourceCoordinate(*place),
         cost=Cost(97, "XTS"),
     )
-    feed = [WorkSeen(place, dispatched_from(dict(output.headers))), usage, UsageRead((ReadUsage(0, 4, usage),))]
+    seen = WorkSeen(place, dispatched_from(dict(output.headers)))
+    feed: list[FeedEvent] = [seen, usage, UsageRead((ReadUsage(0, 4, usage),))]
     bench.dispatcher.updates.learn(feed)
     bench.dispatcher.updates.learn(feed)
     assert reserved(bench) == (0, 0)
@@ -247,12 +249,12 @@ def test_an_answer_from_the_cache_that_has_a_price_needs_a_budget_too() -> None:
         bench = bench_with(replace(HARD, hard_nanos=100), spent=spent(already))
         keep(bench)
         bench.run(bytes_of(asking(1)))
-        (reply,) = replies(bench) or [None]
+        found = replies(bench)
         if outcome == Outcome.OK:
-            assert reply is not None
-            assert (reply.outcome, reserved(bench)) == (Outcome.OK, (0, 50))
+            assert [reply.outcome for reply in found] == [Outcome.OK]
+            assert reserved(bench) == (0, 50)
         else:
-            assert reply is None or reply.outcome == Outcome.REJECTED
+            assert Outcome.OK not in [reply.outcome for reply in found]
 
 
 def test_the_gauge_shows_the_part_that_is_spent() -> None:

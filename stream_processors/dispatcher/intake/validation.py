@@ -193,6 +193,11 @@ def _shown(value: str) -> str:
     return repr(value) if _NAME.fullmatch(value) else f"({len(value)} characters)"
 
 
+def name_or_none(value: str) -> str | None:
+    """The value if it has the form of a name, as ``_shown``."""
+    return value if _NAME.fullmatch(value) else None
+
+
 def _invalid(field: str, message: str) -> Rejection:
     return Rejection(Code.INVALID, field, message)
 

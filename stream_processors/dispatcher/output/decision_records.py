@@ -24,7 +24,12 @@ from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.costs.price_book import NO_PRICES, PriceBook, Used
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from stream_processors.dispatcher.intake.validation import MAX_ID_CHARS, Rejection, reply_topic_for_refusal
+from stream_processors.dispatcher.intake.validation import (
+    MAX_ID_CHARS,
+    Rejection,
+    name_or_none,
+    reply_topic_for_refusal,
+)
 from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.response_cache.lookup import CacheHit
 from stream_processors.dispatcher.scheduling.in_flight import ANY_PARTITION
@@ -284,8 +289,8 @@ class DecisionWriter:
             code=refusal.code,
             field=refusal.field,
             message=refusal.message,
-            model=request.model[:MAX_ID_CHARS],
-            task=request.task[:MAX_ID_CHARS],
+            model=name_or_none(request.model),
+            task=name_or_none(request.task),
             timings=Timings(submitted_at_ms=arrival.timestamp_ms),
             source=arrival.coordinate,
             replay_of=replay_of,

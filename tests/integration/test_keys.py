@@ -534,7 +534,7 @@ def test_users_by_command(commands: Commands) -> None:
     assert said == "user u-17 of tenant acme: disabled"
     assert json.loads(commands.run("users", "list", "--tenant", "globex", "--json")) == {"users": []}
     (user,) = json.loads(commands.run("users", "list", "--json"))["users"]
-    assert user == {"tenant": "acme", "subject": "u-17", "role": "viewer", "disabled": True}
+    assert user == {"tenant": "acme", "subject": "u-17", "role": "viewer", "disabled": True, "grants": []}
     assert commands.logged[0]["event"] == "user_set"
 
 

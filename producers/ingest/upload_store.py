@@ -38,7 +38,8 @@ WHERE collection_id = %s AND source = %s AND state IN ('pending', 'running', 'fa
 """
 _SETTLE = """
 UPDATE document_uploads SET state = 'pending', source = %s, format = %s, size_bytes = %s, lease_until = NULL
-WHERE upload_id = %s AND state = 'receiving' AND collection_id = %s RETURNING document_id
+WHERE upload_id = %s AND state = 'receiving' AND collection_id = %s
+RETURNING document_id, created_at_ms
 """
 _LEAVE = "UPDATE document_uploads SET state = 'gone', lease_until = NULL WHERE upload_id = %s AND state = 'receiving'"
 # Each side is cut to a page of its own first: what a page behind the cursor holds is among both.
@@ -107,16 +108,18 @@ class TenantDocuments(Database):
             connection.execute(_RESERVE, (made, self._of, number, size_bytes, now_ms, UPLOAD_LEASE_S))
         return Reservation(made, number)
 
-    def settle(self, reserved: Reservation, name: str, kind: DocumentFormat, size_bytes: int) -> str | None:
-        """Queue an upload whose content is stored; an unfinished version of the document is given up. Returns the id of
-        the document; None: the collection was deleted meanwhile."""
+    def settle(self, reserved: Reservation, name: str, kind: DocumentFormat, size_bytes: int) -> Document | None:
+        """Queue an upload whose content is stored; an unfinished version of the document is given up. Returns the
+        document without what is stored of an older version; None: the collection was deleted meanwhile."""
         with self._transaction() as connection:
             # One after another: of two versions that arrive at once, one gives way.
             connection.execute(_LOCK_QUOTA, (self._of,))
             connection.execute(_SUPERSEDE, (reserved.collection_id, name))
             values = (name, kind.value, size_bytes, reserved.upload_id, reserved.collection_id)
             found = connection.execute(_SETTLE, values).fetchone()
-        return None if found is None else str(found[0])
+        if found is None:
+            return None
+        return Document(found[0], name, DocumentStatus.PENDING, size_bytes, 0, uploaded_at_ms=found[1])
 
     def leave(self, reserved: Reservation) -> None:
         """Give up an upload; what is stored of its content is removed later."""

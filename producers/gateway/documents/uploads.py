@@ -28,7 +28,7 @@ from producers.gateway.documents.deps import (
 from producers.gateway.edge.body_limit import declared_bytes
 from producers.gateway.openai.files import form_of
 from producers.gateway.pipeline.call_context import current
-from producers.ingest.document import HEAD_BYTES, Document, DocumentRefusedError, DocumentStatus, checked_name, sniffed
+from producers.ingest.document import HEAD_BYTES, Document, DocumentRefusedError, checked_name, sniffed
 from producers.ingest.upload_store import QuotaReachedError, Reservation
 from producers.openai_api.errors import GatewayError, client_gone
 
@@ -145,14 +145,11 @@ def _keep(deps: DocumentDeps, tenant: str, reserved: Reservation, content: _Cont
         log.warning("upload_not_stored", reason=str(error))
         raise unavailable() from None
     with deps.documents(tenant) as store:
-        document_id = store.settle(reserved, name, kind, content.size_bytes)
-        if document_id is None:
+        document = store.settle(reserved, name, kind, content.size_bytes)
+        if document is None:
             raise unknown_collection()
-        current().object_id = document_id
-        # Without what was stored of an older version: the status of the document has it.
-        return Document(
-            document_id, name, DocumentStatus.PENDING, content.size_bytes, 0, uploaded_at_ms=deps.clock_ms()
-        )
+        current().object_id = document.document_id
+        return document
 
 
 def _checked(name: str | None) -> str:

@@ -8,8 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.dead_letters import position_name
-from fairlane.names import priority_topic
-from fairlane.outcomes import Code, Priority
+from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate
 from fairlane_server.administration.dead_letters import DeadLetterOffice, Place, ReplayReport, ReplayWish
 from fairlane_server.api_keys.permissions import Permission
@@ -154,7 +153,7 @@ _FACTS: dict[str, Any] = {
     "tenant": "acme",
     "exception": "inference_consumers.engines.errors.PoisonError",
     "message": "failed alone in 3 runs",
-    "original": {"topic": priority_topic("generate", Priority.NORMAL), "partition": 1, "offset": 77},
+    "original": {"topic": "priority.generate.normal", "partition": 1, "offset": 77},
 }
 _LISTED = ListedLetterAnswer(**_FACTS)
 _WHOLE = WholeLetterAnswer(**_FACTS, headers={"kafka_dlt-original-partition": "1"}, content={"tenant": "acme"})

@@ -5,7 +5,8 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from random import Random
-from typing import NoReturn
+from types import SimpleNamespace
+from typing import Any, NoReturn
 from unittest.mock import patch
 
 import httpx
@@ -20,7 +21,8 @@ from producers.admin.app import AdminApi
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.authentication import Authenticator
 from producers.gateway.identity.jwks import KeySet
-from producers.gateway.identity.tokens import TokenVerifier
+from producers.gateway.identity.tokens import SignedTokens, TokenVerifier
+from producers.gateway.identity.users import Users
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits
 from tests.kit.identity_kit import AUDIENCE, ISSUER, Clock, FakeIssuer, MemoryIdentityStore, claims, rsa_key, token
@@ -83,10 +85,13 @@ def store() -> MemoryIdentityStore:
 def app(store: MemoryIdentityStore) -> Iterator[FastAPI]:
     clock = Clock()
     keys = KeyVerifier(store, 300_000, clock, clock, CircuitBreaker(), 1_000_000.0)
-    tokens = TokenVerifier(ISSUER, AUDIENCE, 30.0, KeySet(FakeIssuer(), clock), store, 300_000, clock, CircuitBreaker())
+    users = Users(store, 300_000, clock, CircuitBreaker())
+    tokens = TokenVerifier(SignedTokens(ISSUER, AUDIENCE, 30.0, KeySet(FakeIssuer(), clock)), users)
     gate = Authenticator(keys, tokens, CallLimits(LocalRateLimits(clock), _MANY, _MANY, clock), clock)
     with ExitStack() as patched:
-        patched.enter_context(patch("producers.admin.app.authenticator", lambda *_parts: gate))
+        patched.enter_context(
+            patch("producers.admin.app.authentication", lambda *_parts, **_more: SimpleNamespace(authenticator=gate))
+        )
         for name in ("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "Observer"):
             patched.enter_context(patch(f"producers.admin.app.{name}", Touched))
         yield AdminApi(Settings()).app

@@ -51,6 +51,7 @@ NATIVE: frozenset[Route] = frozenset(
         ("POST", "/inference"),
         ("GET", "/results/{request_id}"),
         ("GET", "/v1/usage"),
+        ("GET", "/v1/budgets"),
     }
 )
 OPENAI: frozenset[Route] = frozenset(
@@ -103,7 +104,7 @@ CONVERSATIONS: frozenset[Route] = frozenset(
 """Likewise."""
 HEALTH: frozenset[Route] = frozenset({("GET", "/health"), ("GET", "/health/ready")})
 
-_TAKE_NOTHING = HEALTH | {("GET", "/v1/models")}
+_TAKE_NOTHING = HEALTH | {("GET", "/v1/models"), ("GET", "/v1/budgets")}
 HEADERS = {"authorization": f"Bearer {KEY}"}
 _CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane.records import LatencyTarget, TenantGroup, TenantSpec
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
 from fairlane_server.administration.tenants import (
     ETagNeededError,
     TenantChangedError,
@@ -41,6 +42,8 @@ FULL = TenantSpec(
     max_completion_tokens=10,
     cache="exact",
     latency_targets=(LatencyTarget("high", 200),),
+    budgets=(Budget("tenant", "month", "EUR", 5_000_000, 7_250_000_000, True), Budget("key:a", "day", "EUR", None, 1)),
+    guardrails=GuardrailPolicy(input=(GuardrailRule("secrets", "block", "closed"),)),
     managed_by=API,
 )
 OF_FILE = TenantSpec("globex")

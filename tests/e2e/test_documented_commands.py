@@ -81,6 +81,7 @@ class Session:
     """Of the commands of offline jobs, which connect to Postgres as another role."""
     data_dir: Path
     gateway_url: str
+    admin_url: str
     request_id: str
     letter: int
     found: dict[str, str] = field(default_factory=dict)
@@ -90,6 +91,7 @@ class Session:
         """The command with this stack's own ids and addresses."""
         own = {
             "http://127.0.0.1:8080": self.gateway_url,
+            "http://127.0.0.1:8081": self.admin_url,
             "REQUEST_ID": self.request_id,
             "dlq show 12 ": f"dlq show {self.letter} ",
             "--offsets -40": f"--offsets -{self.letter}",
@@ -131,6 +133,7 @@ class Session:
             self.found["3f0c9a5be2d41d77"] = job[0]
         if "keys create" in command.text and (key := re.search(r"fl_([0-9a-f]{16})_", out)):
             self.found["0123456789abcdef"] = key[1]
+            self.found["fl_..."] = out.strip()
 
 
 def _letters(settings: KafkaSettings) -> int:
@@ -223,8 +226,8 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
         handle.result(60)
     _wait_until_recorded(of_stack.postgres_dsn(PostgresRole.OPERATOR), handle.request_id)
     letter = _letters(of_stack.kafka_settings(ADMIN_USER))
-    gateway_url = of_stack.gateway_url
-    return Session(tmp_path, environment, runner_environment, data_dir, gateway_url, handle.request_id, letter)
+    urls = of_stack.gateway_url, of_stack.admin_url
+    return Session(tmp_path, environment, runner_environment, data_dir, *urls, handle.request_id, letter)
 
 
 def _wait_until_recorded(dsn: str, request_id: str) -> None:

@@ -28,7 +28,7 @@ from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits
 from tests.kit.identity_kit import AUDIENCE, ISSUER, Clock, FakeIssuer, MemoryIdentityStore, claims, rsa_key, token
 from tests.kit.permission_matrix import PUBLIC, routes_of
 
-TRIES = 3_000
+TRIES = 1_000
 SEED = 43
 _MANY = RatePolicy(1_000_000.0, 1_000_000)
 _NAMES = (

@@ -18,8 +18,9 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
 from fairlane_server.cli import control as control_cli
+from fairlane_server.control import published_tenants
 from fairlane_server.control.publisher import ControlTopic
-from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.control.tenants_file import API, load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
 from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
@@ -108,7 +109,8 @@ def run(
     monkeypatch.setenv("ALLOW_OPEN_KAFKA", "true")
     monkeypatch.setenv("TENANTS_FILE", str(folder / "tenants.yaml"))
     monkeypatch.setenv("MODELS_FILE", str(folder / "models.yaml"))
-    monkeypatch.setattr(control_cli, "CONTROL_TENANTS", f"{unique}.control.tenants")
+    for module in (control_cli, published_tenants):
+        monkeypatch.setattr(module, "CONTROL_TENANTS", f"{unique}.control.tenants")
     monkeypatch.setattr(control_cli, "CONTROL_MODELS", f"{unique}.control.models")
 
     def run_command(*arguments: str) -> tuple[int, Any, str]:
@@ -285,6 +287,7 @@ def test_tenants_are_published_when_they_change(run: Run, folder: Path) -> None:
         "published": [],
         "unchanged": ["acme", "globex"],
         "unknown": [],
+        "foreign": [],
         "withdrawn": [],
     }
 
@@ -387,6 +390,26 @@ def test_control_topic_holds_the_last_word_of_each_key(control: ControlTopic[Ten
     control.publish([TenantSpec("acme", weight=2.0)], withdrawn=["globex"])
     control.publish([])
     assert control.read() == {"acme": TenantSpec("acme", weight=2.0), "initech": TenantSpec("initech")}
+
+
+def test_tenants_of_the_admin_api_are_left_alone(
+    run: Run, control: ControlTopic[TenantSpec], settings: KafkaSettings, unique: str
+) -> None:
+    assert run("tenants", "apply")[0] == 0
+    adopted, own = TenantSpec("acme", weight=5.0, managed_by=API), TenantSpec("hooli", managed_by=API)
+    control.publish([adopted, own])
+    code, applied, complaints = run("tenants", "apply", "--delete")
+    assert (code, applied["published"], applied["foreign"], applied["withdrawn"]) == (0, [], ["acme"], [])
+    assert (control.read()["acme"], control.read()["hooli"]) == (adopted, own)
+    # Its topics are wanted, so none of them is deleted.
+    assert run("topics", "apply", "--delete")[0] == 0
+    assert {f"{unique}.requests.{name}" for name in ("acme", "globex", "hooli")} <= {
+        *ClusterAdmin(settings).metadata().topics
+    }
+    assert run("topics", "plan", "--delete")[1]["changes"] == []
+    code, applied, _ = run("tenants", "apply", "--delete", "--force")
+    assert (code, applied["published"], applied["foreign"], applied["withdrawn"]) == (0, ["acme"], [], [])
+    assert (control.read()["acme"], control.read()["hooli"]) == (TenantSpec("acme"), own)
 
 
 def test_unreadable_control_record_is_shown_and_replaced(

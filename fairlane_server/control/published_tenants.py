@@ -23,10 +23,6 @@ def managed_by_api(published: Mapping[str, TenantSpec | None]) -> dict[str, Tena
 def with_api_tenants(
     of_file: Iterable[TenantSpec], published: Mapping[str, TenantSpec | None]
 ) -> tuple[TenantSpec, ...]:
-    """The tenants of the file and those of the API, whose settings count for a tenant that is in both.
-
-    One whose record cannot be read may be the API's: it counts, with nothing but its name, so that nothing of it is
-    deleted.
-    """
-    unreadable = {name: TenantSpec(name) for name, spec in published.items() if spec is None}
-    return tuple({**unreadable, **{spec.tenant: spec for spec in of_file}, **managed_by_api(published)}.values())
+    """The tenants of the file and those of the API, whose settings count for a tenant that is in both. A record that
+    cannot be read counts for nothing: it could be anything."""
+    return tuple({**{spec.tenant: spec for spec in of_file}, **managed_by_api(published)}.values())

@@ -398,7 +398,7 @@ def test_tenants_of_the_admin_api_are_left_alone(
     assert run("tenants", "apply")[0] == 0
     adopted, own = TenantSpec("acme", weight=5.0, managed_by=API), TenantSpec("hooli", managed_by=API)
     control.publish([adopted, own])
-    code, applied, complaints = run("tenants", "apply", "--delete")
+    code, applied, _ = run("tenants", "apply", "--delete")
     assert (code, applied["published"], applied["foreign"], applied["withdrawn"]) == (0, [], ["acme"], [])
     assert (control.read()["acme"], control.read()["hooli"]) == (adopted, own)
     # Its topics are wanted, so none of them is deleted.

@@ -51,7 +51,8 @@ def write(store: RecorderStore, events: Sequence[UsageEvent]) -> None:
 def spent(number: int, hours_ago: int, nanos: int | None, **fields: str) -> UsageEvent:
     hour_ms = now_ms() // HOUR_MS * HOUR_MS
     cost = None if nanos is None else Cost(nanos, "XTS")
-    return replace(used(number, **fields), occurred_at_ms=hour_ms - hours_ago * HOUR_MS + number, cost=cost)
+    event = replace(used(number), **fields)  # type: ignore[arg-type]  # names of text fields
+    return replace(event, occurred_at_ms=hour_ms - hours_ago * HOUR_MS + number, cost=cost)
 
 
 def test_every_record_counts_once_whatever_is_written_again_or_removed(

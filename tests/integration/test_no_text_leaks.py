@@ -116,7 +116,10 @@ def by_kafka(served: Served, tenant: str) -> None:
     )
     good.append(replace(pipeline.request("embed", timeout_ms=LONG_MS), input=RequestInput(texts=(TEXT,))))
     refused = [
-        *(replace(pipeline.request(prompt=TEXT), **{name: TEXT}) for name in ("task", "priority", "cache", "group")),
+        replace(pipeline.request(prompt=TEXT), task=TEXT),
+        replace(pipeline.request(prompt=TEXT), priority=TEXT),
+        replace(pipeline.request(prompt=TEXT), cache=TEXT),
+        replace(pipeline.request(prompt=TEXT), group=TEXT),
         pipeline.request(prompt=TEXT, retrieval=Retrieval(TEXT)),
         pipeline.request(prompt=TEXT, retrieval=Retrieval("docs", mode=TEXT)),
         replace(pipeline.request(prompt=TEXT), input=wrong()),

@@ -112,6 +112,9 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_daily": "SELECT (tenant, day, currency, cost_nanos)",
             "usage_daily_callers": "SELECT (tenant, day, requested_by, currency, cost_nanos)",
             "source_offsets": "SELECT (topic, partition, next_offset)",
+            # What its jobs have reserved.
+            "backfill_jobs": "SELECT (tenant, status, total_rows, ok_rows, failed_rows, expired_rows, cancelled_rows, "
+            "reserved_nanos, reserved_currency, reserved_for)",
         },
         functions=("match_passages(bigint, text, integer)",),
     ),
@@ -172,10 +175,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "backfill_jobs": "SELECT, INSERT, "
             f"UPDATE ({_STEERED}, total_rows, estimated_row_cost, ok_rows, failed_rows, expired_rows, cancelled_rows, "
             "prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group, next_offset, "
-            "started_at_ms, runner, token, lease_until)",
+            "started_at_ms, runner, token, lease_until, reserved_nanos, reserved_currency, reserved_for)",
             "backfill_chunks": "SELECT, INSERT, UPDATE (part, done_number)",
             "files": "SELECT, UPDATE (expires_at_ms), DELETE",
             "batches": "SELECT",
+            # What the tenant of a job has spent of its budgets.
+            "usage_daily": "SELECT (tenant, day, currency, cost_nanos)",
+            "usage_daily_callers": "SELECT (tenant, day, requested_by, currency, cost_nanos)",
         },
         all_tenants=frozenset({"backfill_jobs", "backfill_chunks", "files", "batches"}),
     ),

@@ -16,6 +16,7 @@ from fairlane.logs import get_logger
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.processes.service import StopSignal
+from producers.backfill.budget_store import reserve_job
 from producers.backfill.errors import InputChangedError, JobFailedError, UnavailableError
 from producers.backfill.files import blob_of
 from producers.backfill.inputs import source_of
@@ -91,7 +92,10 @@ class JobRunner:
                 except _CancelledBeforeStartError:
                     job_log.move(Status.CANCELLED)
                     return Status.CANCELLED
-                return self._runner(*counted, job_log, control, open_parts, on_progress).run()
+                runner = self._runner(*counted, job_log, control, open_parts, on_progress)
+                if not runner.job.planned and control.wanted is not Wanted.CANCEL:
+                    reserve_job(self._settings, self._codec, runner.job, runner.source, now_ms())
+                return runner.run()
 
             return guarded(job, job_log, work)
 

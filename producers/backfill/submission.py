@@ -49,7 +49,7 @@ class Estimate:
         if isinstance(row, BadRow):
             self.bad += 1
             return
-        self.prompt_tokens += _prompt_tokens(row.request)
+        self.prompt_tokens += prompt_tokens(row.request)
         if row.request.task == Task.GENERATE:
             self.output_tokens += row.request.parameters.max_tokens or EXPECTED_OUTPUT_TOKENS
 
@@ -68,7 +68,8 @@ class Estimate:
         return self.of_all(cost_tokens(self.prompt_tokens, self.output_tokens))
 
 
-def _prompt_tokens(request: InferenceRequest) -> int:
+def prompt_tokens(request: InferenceRequest) -> int:
+    """Estimated tokens of the input."""
     content = request.input
     texts = [message.content for message in content.messages or ()]
     texts += [text for text in (content.prompt, content.query) if text is not None]

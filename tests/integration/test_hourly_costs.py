@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import psycopg
 import pytest
@@ -48,7 +49,7 @@ def write(store: RecorderStore, events: Sequence[UsageEvent]) -> None:
     store.write(project(records, default_codec()), {})
 
 
-def spent(number: int, hours_ago: int, nanos: int | None, **fields: str) -> UsageEvent:
+def spent(number: int, hours_ago: int, nanos: int | None, **fields: Any) -> UsageEvent:
     hour_ms = now_ms() // HOUR_MS * HOUR_MS
     cost = None if nanos is None else Cost(nanos, "XTS")
     event = replace(used(number), **fields)  # type: ignore[arg-type]  # names of text fields

@@ -9,6 +9,10 @@ down_revision = "0018"
 COLUMNS = (
     "ALTER TABLE tenants ADD COLUMN budgets jsonb NOT NULL DEFAULT '[]'",
     "ALTER TABLE results ADD COLUMN budget jsonb",
+    "ALTER TABLE backfill_jobs ADD COLUMN reserved_nanos bigint, ADD COLUMN reserved_currency text",
+    "ALTER TABLE backfill_jobs ADD COLUMN reserved_for text",
+    "COMMENT ON COLUMN backfill_jobs.reserved_nanos IS 'estimated cost of the whole job; null: no budgets'",
+    "COMMENT ON COLUMN backfill_jobs.reserved_for IS 'the caller whose budgets it counts in too'",
     "COMMENT ON COLUMN results.budget IS 'the soft budget that was reached, or the hard one it was refused for'",
 )
 

@@ -1,6 +1,6 @@
 """What one tenant has spent and reserved, as a whole and by caller. Pure."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from fairlane.frozen import frozen_dataclass
@@ -24,6 +24,15 @@ class Amounts:
     months: dict[int, int] = field(default_factory=dict)
     queued: int = 0
     in_flight: int = 0
+    batch: int = 0
+    """The part of both that is of batch jobs."""
+    promised: int = 0
+    """What batch jobs have reserved as a whole: of their rows without a result."""
+
+    def reserved(self, *, for_batch: bool) -> int:
+        """What is not free for a request: of the jobs' reservations, those of rows that are not here yet count for
+        other requests only."""
+        return self.queued + self.in_flight + (0 if for_batch else max(0, self.promised - self.batch))
 
     def spend(self, day: int, nanos: int) -> None:
         """Add what was spent on a day."""
@@ -44,7 +53,7 @@ class Amounts:
 
     def is_idle(self, now_ms: int) -> bool:
         """Whether nothing is reserved, and nothing was spent in the present month."""
-        return not (self.queued or self.in_flight or self.spent(BudgetPeriod.MONTH, now_ms))
+        return not (self.queued or self.in_flight or self.promised or self.spent(BudgetPeriod.MONTH, now_ms))
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -101,6 +110,15 @@ class Account:
                 self.other_callers.spend(row.day, row.nanos)
             elif self._counts(row.caller):
                 self._of_caller(row.caller, now_ms).spend(row.day, row.nanos)
+
+    def promise(self, jobs: Mapping[str | None, int], now_ms: int) -> None:
+        """Set what batch jobs have reserved as a whole: in all (None), and by caller."""
+        for amounts in self._all():
+            amounts.promised = 0
+        self.whole.promised = jobs.get(None, 0)
+        for caller, nanos in jobs.items():
+            if caller is not None and self._counts(caller):
+                self._of_caller(caller, now_ms).promised += nanos
 
     def forget_old(self, now_ms: int) -> None:
         """Forget spending that no budget can be about any more, and callers without any."""

@@ -46,7 +46,8 @@ class BudgetGate:
         if not self.ledger.has_budgets(queued.tenant):
             return WITHIN
         nanos = self._estimate(queued, now_ms)
-        return self.ledger.judge(queued.tenant, queued.request.requested_by, nanos, now_ms)
+        caller = queued.request.requested_by
+        return self.ledger.judge(queued.tenant, caller, nanos, now_ms, is_batch=queued.is_backfill)
 
     def reserve(self, queued: QueuedRequest, now_ms: int) -> None:
         """Reserve the estimate of an admitted request."""

@@ -25,6 +25,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from fairlane.frozen import frozen_dataclass
+from fairlane.names import is_backfill
 from fairlane.records import Budget, BudgetLoad, BudgetNotice, SourceCoordinate, UsageEvent
 from fairlane_server.budgets.budgets import account_of, concerns, counts_callers, day_of, renews_at_ms
 from stream_processors.dispatcher.budgets.accounts import Account, Amounts, Spending, spending_of
@@ -182,6 +183,16 @@ class BudgetLedger:
             _apply(tenant, tenant.unread.popleft(), now_ms)
         return True
 
+    def promise(self, name: str, jobs: Mapping[str | None, int], now_ms: int) -> None:
+        """Set what the batch jobs of a tenant have reserved: in all (None), and by caller."""
+        tenant = self._tenants.get(name)
+        if tenant is not None:
+            tenant.account.promise(jobs, now_ms)
+
+    def tenants(self) -> list[tuple[str, str]]:
+        """The tenants with budgets, and the currency of these."""
+        return [(name, tenant.account.currency) for name, tenant in self._tenants.items()]
+
     # ------------------------------------------------------------------ decisions
 
     def has_budgets(self, tenant: str) -> bool:
@@ -195,8 +206,8 @@ class BudgetLedger:
         known = self._tenants.get(tenant)
         return None if known is None else known.account.currency
 
-    def judge(self, tenant: str, caller: str | None, nanos: int, now_ms: int) -> Judgement:
-        """Whether a request of this estimate may be admitted now."""
+    def judge(self, tenant: str, caller: str | None, nanos: int, now_ms: int, *, is_batch: bool = False) -> Judgement:
+        """Whether a request of this estimate may be admitted now. What batch jobs have reserved is there for theirs."""
         known = self._tenants.get(tenant)
         if known is None:
             return WITHIN
@@ -208,7 +219,7 @@ class BudgetLedger:
         degrade = False
         for budget, amounts in known.account.concerning(caller):
             spent = amounts.spent(budget.period, now_ms)
-            with_it = spent + amounts.in_flight + amounts.queued + nanos
+            with_it = spent + amounts.reserved(for_batch=is_batch) + nanos
             if budget.hard_nanos is not None and (spent >= budget.hard_nanos or with_it > budget.hard_nanos):
                 renews_ms = renews_at_ms(budget.period, now_ms)
                 if refused is None or renews_ms > renews_at_ms(refused[0].period, now_ms):
@@ -245,7 +256,8 @@ class BudgetLedger:
         """Reserve the estimate of an admitted request, in place of an earlier one."""
         known = self._tenants.get(tenant)
         if known is not None:
-            self.reservations.reserve(source, Reservation(tenant, nanos, known.account.counted(caller, now_ms)))
+            counted, is_batch = known.account.counted(caller, now_ms), is_backfill(source.topic)
+            self.reservations.reserve(source, Reservation(tenant, nanos, counted, is_batch))
 
     def seen(
         self, work: WorkId, source: SourceCoordinate, tenant: str, caller: str | None, nanos: int, now_ms: int
@@ -255,7 +267,8 @@ class BudgetLedger:
         if known is None:
             self.reservations.release(source)
         else:
-            made = Reservation(tenant, nanos, known.account.counted(caller, now_ms), is_in_flight=True)
+            counted, is_batch = known.account.counted(caller, now_ms), is_backfill(source.topic)
+            made = Reservation(tenant, nanos, counted, is_batch, is_in_flight=True)
             self.reservations.seen(work, source, made)
 
     def expire(self, now_ms: int) -> int:
@@ -332,7 +345,7 @@ def _notice(limit: str, budget: Budget, amounts: Amounts, caller: str | None, no
         currency=budget.currency,
         limit_nanos=(budget.hard_nanos if limit == _HARD else budget.soft_nanos) or 0,
         spent_nanos=amounts.spent(budget.period, now_ms),
-        reserved_nanos=amounts.queued + amounts.in_flight,
+        reserved_nanos=amounts.reserved(for_batch=False),
         renews_at_ms=renews_at_ms(budget.period, now_ms),
         caller=account_of(budget, caller),
     )

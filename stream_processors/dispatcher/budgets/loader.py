@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, timedelta
 from time import monotonic
 from typing import Any
@@ -12,6 +12,7 @@ from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
 from fairlane_server.budgets.budgets import KEY, USER, day_of, first_day_of, month_of
+from fairlane_server.postgres.job_reservations import HOLDING, LEFT
 from fairlane_server.postgres.pool import DeadlinePool, Question, rows_for
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.budgets.accounts import MOST_CALLERS, Spending
@@ -24,6 +25,7 @@ _BEHIND_AGAIN_S = 0.2
 """The recorder stores its offsets once a second."""
 
 _IDLE_S = 0.5
+_JOBS_EVERY_S = 5.0
 _BACKOFF = Backoff(first_s=0.5, longest_s=5.0)
 _EPOCH = date(1970, 1, 1)
 _OFFSET, _CALLER = "offset", "caller"
@@ -51,23 +53,35 @@ GROUP BY 2, 3
 """
 
 
+_JOBS = f"""
+SELECT reserved_for, sum({LEFT}) FROM backfill_jobs
+WHERE tenant = %s AND reserved_currency = %s AND {HOLDING} GROUP BY reserved_for
+""".encode()  # noqa: S608 - our own names
+
+
 @dataclass(slots=True)
 class SpendingLoader:
-    """Loads the spending of every tenant of the ledger that is not known. Runs on the event loop."""
+    """Loads the spending of every tenant of the ledger that is not known, and every few seconds what batch jobs have
+    reserved; while Postgres is unavailable that stays as it was. Runs on the event loop."""
 
     ledger: BudgetLedger
     pool: DeadlinePool
     clock: ClockMs
-    _failures: int = field(default=0)
+    _failures: int = 0
+    _jobs_at: float = 0.0
 
     async def run(self) -> None:
         """Load again and again, for ever."""
         while True:
+            if monotonic() >= self._jobs_at:
+                self._jobs_at = monotonic() + _JOBS_EVERY_S
+                await self._load_jobs()
             await asyncio.sleep(await self._load_once())
 
     async def load_all(self, timeout_s: float) -> None:
-        """Load until everything is known, for at most ``timeout_s``."""
+        """Load until all spending is known, for at most ``timeout_s``."""
         give_up_at = monotonic() + timeout_s
+        await self._load_jobs()
         while not self.ledger.is_loaded() and monotonic() < give_up_at:
             await asyncio.sleep(min(await self._load_once(), _BEHIND_AGAIN_S))
 
@@ -88,6 +102,17 @@ class SpendingLoader:
             return _BACKOFF.delay_s(self._failures, 0.0)
         self._failures = 0
         return _BEHIND_AGAIN_S
+
+    async def _load_jobs(self) -> None:
+        for tenant, currency in self.ledger.tenants():
+            try:
+                (rows,) = await rows_for(self.pool, tenant, ((_JOBS, (tenant, currency)),), _TIMEOUT_S)
+            except (StoreError, TimeoutError) as error:
+                log.info("job_reservations_unknown", tenant=tenant, reason=str(error))
+                return
+            jobs: dict[str | None, int] = {name: int(nanos) for name, nanos in rows}
+            jobs[None] = sum(jobs.values())
+            self.ledger.promise(tenant, jobs, self.clock())
 
     async def _rows(self, tenant: str, currency: str, by_caller: bool) -> Iterable[tuple[Any, ...]]:
         question = question_of(tenant, currency, self.clock(), by_caller=by_caller)

@@ -22,11 +22,14 @@ class Reservation:
     tenant: str
     nanos: int
     counted: tuple[Amounts, ...]
+    is_batch: bool = False
     is_in_flight: bool = False
     sent_at_ms: int | None = None
 
     def add(self, sign: int) -> None:
         for amounts in self.counted:
+            if self.is_batch:
+                amounts.batch += sign * self.nanos
             if self.is_in_flight:
                 amounts.in_flight += sign * self.nanos
             else:

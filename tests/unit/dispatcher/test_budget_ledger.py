@@ -263,3 +263,37 @@ def test_reservations_of_callers_are_reported_largest_first() -> None:
     for number, nanos in enumerate((1, 3, 2)):
         book.reserve(replace(SOURCE, offset=number), "acme", f"user:{number}", nanos, NOW)
     assert [(load.caller, load.queued_nanos) for load in book.loads(3)] == [(None, 6), ("user:1", 3), ("user:2", 2)]
+
+
+# Batch jobs
+
+
+def test_what_a_job_has_reserved_is_free_for_its_own_rows_only() -> None:
+    book = ledger()
+    book.promise("acme", {None: 90, "user:a": 90}, NOW)
+    assert book.judge("acme", None, 11, NOW).refused is not None
+    assert book.judge("acme", None, 10, NOW).refused is None
+    assert book.judge("acme", "user:a", 100, NOW, is_batch=True).refused is None
+    assert book.judge("acme", "user:a", 101, NOW, is_batch=True).refused is not None
+
+
+def test_a_row_that_is_here_counts_in_the_reservation_of_its_job() -> None:
+    book = ledger()
+    book.promise("acme", {None: 90}, NOW)
+    row = SourceCoordinate("backfill.acme", 0, 0)
+    book.reserve(row, "acme", None, 40, NOW)
+    assert book.judge("acme", None, 10, NOW).refused is None, "not twice"
+    assert book.judge("acme", None, 11, NOW).refused is not None
+    book.reservations.sent(row, NOW)
+    book.seen(WORK, row, "acme", None, 40, NOW)
+    assert book.judge("acme", None, 10, NOW).refused is None
+    book.promise("acme", {}, NOW)
+    assert book.judge("acme", None, 60, NOW).refused is None
+    assert book.judge("acme", None, 61, NOW).refused is not None
+
+
+def test_what_jobs_have_reserved_counts_for_their_callers() -> None:
+    book = ledger(EACH)
+    book.promise("acme", {None: 6, "user:a": 6}, NOW)
+    assert book.judge("acme", "user:a", 5, NOW).refused is not None
+    assert book.judge("acme", "user:b", 5, NOW).refused is None

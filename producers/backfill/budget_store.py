@@ -1,0 +1,89 @@
+"""Reserves jobs in the budgets of their tenants: specification and prices from Kafka, the rest in Postgres."""
+
+from contextlib import closing
+from datetime import date, timedelta
+
+from fairlane.codec import Codec
+from fairlane.names import CONTROL_PRICES, CONTROL_TENANTS
+from fairlane.records import ModelPrices, TenantSpec
+from fairlane.settings import Settings
+from fairlane_server.budgets.budgets import day_of, first_day_of, month_of
+from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.costs.price_book import PriceBook, usable_prices
+from fairlane_server.kafka.cluster_admin import ClusterError
+from fairlane_server.postgres.job_reservations import HOLDING, LEFT
+from producers.backfill.budgets import Spent, job_nanos, too_expensive
+from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
+from producers.backfill.inputs import RowSource
+from producers.backfill.job import InputPosition, Job
+from producers.backfill.job_store import Database
+from producers.backfill.rows import parse_row
+
+_SAMPLE_ROWS = 1_000
+_SAMPLE_BYTES = 8 * 1024 * 1024
+_EPOCH = date(1970, 1, 1)
+
+# Jobs of one tenant that start at the same time see one another's reservations.
+_ALONE = b"SELECT pg_advisory_xact_lock(hashtextextended('fairlane budgets of ' || %s, 0))"
+_SPENT = b"""
+SELECT NULL, day, sum(cost_nanos) FROM usage_daily WHERE tenant = %(tenant)s AND currency = %(currency)s
+    AND day >= %(since)s GROUP BY day
+UNION ALL
+SELECT requested_by, day, sum(cost_nanos) FROM usage_daily_callers WHERE tenant = %(tenant)s
+    AND currency = %(currency)s AND day >= %(since)s AND requested_by = %(caller)s GROUP BY 1, 2
+"""
+_RESERVED = f"""
+SELECT reserved_for, {LEFT} FROM backfill_jobs
+WHERE tenant = %(tenant)s AND job_id <> %(job_id)s AND reserved_currency = %(currency)s AND {HOLDING}
+""".encode()  # noqa: S608 - our own names
+_RESERVE = b"""
+UPDATE backfill_jobs SET reserved_nanos = %(nanos)s, reserved_currency = %(currency)s, reserved_for = %(caller)s
+WHERE job_id = %(job_id)s AND token = %(token)s
+"""
+
+
+class JobBudgets(Database):
+    """The budgets of one tenant."""
+
+    def reserve(self, job: Job, spec: TenantSpec, nanos: int, now_ms: int) -> None:
+        """Reserve the whole job. Raises JobFailedError if it does not fit, LeaseLostError, UnavailableError."""
+        currency, caller = spec.budgets[0].currency, job.spec.requested_by
+        values = {
+            "tenant": job.tenant,
+            "job_id": job.job_id,
+            "token": job.token,
+            "currency": currency,
+            "caller": caller,
+            "nanos": nanos,
+            "since": _EPOCH + timedelta(days=first_day_of(month_of(day_of(now_ms)))),
+        }
+        with self._transaction() as connection:
+            connection.execute(_ALONE, (job.tenant,))
+            rows = connection.execute(_SPENT, values).fetchall()
+            spent = [Spent(name, (day - _EPOCH).days, int(amount)) for name, day, amount in rows]
+            for name, amount in connection.execute(_RESERVED, values):
+                spent.append(Spent(None, None, int(amount)))
+                if name is not None:
+                    spent.append(Spent(name, None, int(amount)))
+            if (reason := too_expensive(spec, caller, nanos, spent, now_ms)) is not None:
+                raise JobFailedError(reason)
+            if connection.execute(_RESERVE, values).rowcount == 0:
+                raise LeaseLostError
+
+
+def reserve_job(settings: Settings, codec: Codec, job: Job, source: RowSource, now_ms: int) -> None:
+    """Reserve a job that is about to begin, if its tenant has budgets. Raises JobFailedError if it does not fit a hard
+    one, LeaseLostError, and UnavailableError."""
+    try:
+        spec = ControlTopic(settings, codec, CONTROL_TENANTS, TenantSpec, "tenant").read().get(job.tenant)
+        if spec is None or not spec.budgets:
+            return
+        published = ControlTopic(settings, codec, CONTROL_PRICES, ModelPrices, "model").read()
+    except ClusterError as error:
+        raise UnavailableError(f"Kafka: {error}") from None
+    prices, _ = usable_prices({model: one for model, one in published.items() if one is not None})
+    contents, _ = source.read(InputPosition(), _SAMPLE_ROWS, _SAMPLE_BYTES)
+    rows = [parse_row(content, job.tenant, job.spec.defaults, job.spec.openai_url) for content in contents]
+    nanos = job_nanos(rows, job.total_rows, PriceBook(prices), spec.budgets[0].currency, now_ms)
+    with closing(JobBudgets(settings.postgres_dsn.get_secret_value(), job.tenant)) as budgets:
+        budgets.reserve(job, spec, nanos, now_ms)

@@ -28,7 +28,7 @@ from inference_consumers.guardrails.process.host import (
     CheckHost,
     CheckLimits,
 )
-from tests.kit.troubled_check import CRASH, HANG, MISSING, ODD, RAISE, SLOW
+from tests.kit.troubled_check import CRASH, HANG, LARGE, LARGE_S, MISSING, ODD, RAISE, SLOW
 from tests.kit.waiting import eventually
 
 WAIT_S = 20
@@ -159,6 +159,14 @@ def test_calls_wait_for_a_process_no_longer_than_they_may() -> None:
         assert asked.next() == ("KEY", LATE)
         asked.ask("short", within_ms=1)
         assert asked.next() == ("short", LATE)
+
+
+def test_calls_wait_for_the_first_load_of_a_check() -> None:
+    with hosted(LARGE, limits=CheckLimits(call_ms=5_000, wait_ms=round(300 * LARGE_S), load_ms=20_000)) as asked:
+        asked.ask("MAIL1")
+        text, answer = asked.next()
+        assert text == "MAIL1"
+        assert not isinstance(answer, CheckFailure)
 
 
 def test_calls_of_a_host_that_ends_fail() -> None:

@@ -16,6 +16,9 @@ CRASH, HANG, RAISE, SLOW, ODD = "CRASH", "HANG", "RAISE", "SLOW", "ODD"
 SLOW_S = 0.3
 MISSING = "toxicity"
 """A check whose package is missing."""
+LARGE = "pii"
+"""A check that takes time to load."""
+LARGE_S = 1.0
 
 
 class TroubledCheck:
@@ -42,6 +45,8 @@ class TroubledCheck:
 def load(names: Collection[str], models_dir: Path) -> dict[str, TroubledCheck]:
     if MISSING in names:
         raise CheckUnavailableError(MISSING, "its package is\nmissing")
+    if LARGE in names:
+        time.sleep(LARGE_S)
     return {name: TroubledCheck(name) for name in names}
 
 

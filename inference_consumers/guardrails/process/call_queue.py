@@ -84,6 +84,11 @@ class CallQueue:
             self._waiting = deque(one for one in self._waiting if id(one) not in gone)
         return late
 
+    def wait_from(self, now_ms: int) -> None:
+        """The check is loaded: the wait of all calls begins now."""
+        for one in self._waiting:
+            one.came_at_ms = now_ms
+
     def take_all(self) -> list[QueuedCall]:
         taken = list(self._waiting)
         self._waiting.clear()

@@ -251,6 +251,8 @@ class CheckHost:
     def _take(self, message: FromCheck) -> None:
         match message:
             case Ready():
+                with self._lock:
+                    self._queue.wait_from(_now_ms())
                 self._is_ready = True
                 self._unavailable = None
                 metrics.GUARDRAIL_READY.labels(check=self.check).set(1)

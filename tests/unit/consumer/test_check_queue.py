@@ -64,3 +64,10 @@ def test_calls_that_waited_too_long_or_past_their_end_are_taken() -> None:
     assert texts(queue.take_late(100, 60)) == ["a", "b"]
     assert texts(queue.take_late(100, 60)) == []
     assert texts(queue.next()) == ["c"]
+
+
+def test_calls_that_waited_for_a_check_to_load_have_waited_for_nothing_else() -> None:
+    queue = queue_of(call("a", came_at_ms=0), call("b", came_at_ms=0, ends_at_ms=10_050))
+    queue.wait_from(10_000)
+    assert texts(queue.take_late(10_060, 100)) == ["b"], "its end is its end"
+    assert texts(queue.take_late(10_101, 100)) == ["a"]

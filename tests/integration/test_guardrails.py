@@ -129,11 +129,11 @@ def test_what_a_guardrail_did_is_in_the_audit_and_in_metrics(served: Served) -> 
 
 def test_an_answer_from_the_cache_was_given_under_the_same_policy(served: Served) -> None:
     question = "what is cached under a policy?"
-    first, other = ask(served, "in", question), ask(served, "free", question)
+    first, other = (ask(served, tenant, question, temperature=0) for tenant in ("in", "free"))
     assert verdicts(other) == []
 
     def again() -> dict[str, object]:
-        details: dict[str, object] = (ask(served, "in", question).model_extra or {})["fairlane"]
+        details: dict[str, object] = (ask(served, "in", question, temperature=0).model_extra or {})["fairlane"]
         return details
 
     eventually(lambda: again()["cache"] is not None, what="an answer from the cache")
@@ -166,6 +166,24 @@ def test_a_check_that_is_killed_opens_no_gate_and_loses_nothing(served: Served) 
     assert replies.exactly_once(ids).keys() == set(ids)
     with pytest.raises(openai.BadRequestError):
         ask(served, "in", f"use {KEY}")
+
+
+def test_a_consumer_that_is_killed_or_drained_with_work_in_checks_answers_each_once(served: Served) -> None:
+    pipeline = served.pipeline
+    replies = pipeline.replies("in", "out", from_beginning=False)
+    ids: list[str] = []
+    for end in (served.consumer.kill, served.consumer.stop):
+        for number in range(60):
+            request = pipeline.request(prompt=f"question {number}", timeout_ms=LONG_MS)
+            pipeline.publish("in" if number % 2 else "out", request)
+            ids.append(request.request_id)
+        end()
+        served.run_all()
+    found = replies.wait(ids, 120)
+    assert {reply.outcome for reply in found.values()} == {Outcome.OK}
+    assert all(reply.guardrails for reply in found.values())
+    replies.read_to_end()
+    assert replies.exactly_once(ids).keys() == set(ids)
 
 
 def check_processes(pid: int) -> list[psutil.Process]:

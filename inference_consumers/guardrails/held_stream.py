@@ -25,14 +25,14 @@ class HeldStream:
     hold_back: int
     refused: Examination | None = None
     """That of the window that was refused."""
-    text: str = ""
-    """Of the model, so far."""
     released: int = 0
-    """Characters of it that are out, or were replaced by what is."""
+    """Characters of the model's text that are out, or were replaced by what is."""
     chunks: int = 0
     """Pieces of text released."""
+    _tail: str = ""
+    """The text from ``_tail_start`` on: what is before is needed no more."""
+    _tail_start: int = 0
     _window: Examination | None = None
-    _window_start: int = 0
     _window_end: int = 0
 
     @property
@@ -41,17 +41,18 @@ class HeldStream:
 
     def add(self, delta: str) -> None:
         """More text of the model."""
-        self.text += delta
+        self._tail += delta
 
     def begin(self) -> Examination | None:
         """The examination of a window, if there is enough new text and none is under way."""
-        end = len(self.text)
-        enough = end - self.hold_back >= self.released + STEP_CHARACTERS
+        end = self._tail_start + len(self._tail)
+        # Of text that cannot be released yet, such as half a key, as much again must come before it is looked at again.
+        enough = end >= max(self.released + self.hold_back, self._window_end) + STEP_CHARACTERS
         if self._window is not None or self.refused is not None or not enough:
             return None
-        self._window_start, self._window_end = max(0, self.released - CONTEXT_CHARACTERS), end
-        window = self.text[self._window_start :]
-        self._window = Examination.of(GuardrailStage.OUTPUT, self.policy, (window,), self.system_prompt)
+        start = max(0, self.released - CONTEXT_CHARACTERS)
+        self._tail, self._tail_start, self._window_end = self._tail[start - self._tail_start :], start, end
+        self._window = Examination.of(GuardrailStage.OUTPUT, self.policy, (self._tail,), self.system_prompt)
         return self._window
 
     def finish(self) -> str:
@@ -64,9 +65,9 @@ class HeldStream:
             self.refused = window
             return ""
         (checked,) = window.texts
-        start = self.released - self._window_start
-        until = max(start, checked.whole_until(self._window_end - self.hold_back - self._window_start))
-        self.released = self._window_start + until
+        start = self.released - self._tail_start
+        until = max(start, checked.whole_until(self._window_end - self.hold_back - self._tail_start))
+        self.released = self._tail_start + until
         return self._counted(checked.between(start, until))
 
     def resume(self) -> None:

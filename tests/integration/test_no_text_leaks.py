@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from uuid import uuid4
 
 import httpx
 import openai
@@ -115,14 +116,15 @@ def by_kafka(served: Served, tenant: str) -> None:
         replace(pipeline.request("rank", timeout_ms=LONG_MS), input=RequestInput(query=TEXT, documents=(TEXT,)))
     )
     good.append(replace(pipeline.request("embed", timeout_ms=LONG_MS), input=RequestInput(texts=(TEXT,))))
+    asked = pipeline.request(prompt=TEXT)
     refused = [
-        replace(pipeline.request(prompt=TEXT), task=TEXT),
-        replace(pipeline.request(prompt=TEXT), priority=TEXT),
-        replace(pipeline.request(prompt=TEXT), cache=TEXT),
-        replace(pipeline.request(prompt=TEXT), group=TEXT),
-        pipeline.request(prompt=TEXT, retrieval=Retrieval(TEXT)),
-        pipeline.request(prompt=TEXT, retrieval=Retrieval("docs", mode=TEXT)),
-        replace(pipeline.request(prompt=TEXT), input=wrong()),
+        replace(asked, request_id=str(uuid4()), task=TEXT),
+        replace(asked, request_id=str(uuid4()), priority=TEXT),
+        replace(asked, request_id=str(uuid4()), cache=TEXT),
+        replace(asked, request_id=str(uuid4()), group=TEXT),
+        replace(asked, request_id=str(uuid4()), retrieval=Retrieval(TEXT)),
+        replace(asked, request_id=str(uuid4()), retrieval=Retrieval("docs", mode=TEXT)),
+        replace(asked, request_id=str(uuid4()), input=wrong()),
     ]
     pipeline.publish(tenant, *good, *refused)
     pipeline.publish(tenant, good[1])

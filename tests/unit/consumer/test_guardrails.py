@@ -403,6 +403,21 @@ def test_what_is_still_being_written_is_found_before_its_beginning_is_out() -> N
     assert released(bench) == text.replace("MAILaddress", "[pii_type]") == bench.replies[0].output.text
 
 
+def test_a_long_finding_is_held_whole_and_not_looked_at_for_each_letter() -> None:
+    bench, checks = bench_of(hold_back=10)
+    bench.receive(streaming(guarded("a", CHECK_ANSWERS)))
+    bench.start()
+    text = "z" * 80 + " MAIL" + "m" * 2_000
+    for letter in text:
+        bench.tell({}, [(0, letter)])
+        checks.answer_all()
+    assert released(bench) == "z" * 80 + " "
+    assert len(checks.calls) < 100
+    bench.tell({0: said(text)})
+    checks.answer_all()
+    assert released(bench) == "z" * 80 + " [pii_type]"
+
+
 def test_a_blocked_stream_ends_and_its_run_is_stopped() -> None:
     bench, checks = bench_of(hold_back=10)
     bench.receive(streaming(guarded("a", CHECK_ANSWERS)), named("b"))

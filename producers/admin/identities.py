@@ -71,6 +71,8 @@ class UserBody(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    tenant: str = Field(pattern=OWNER_PATTERN, description="Its tenant; `_deployment`: none")
+    subject: str = Field(min_length=1, max_length=MOST_SUBJECT_CHARACTERS, description="`sub` of its tokens")
     role: RoleField
     disabled: bool = Field(False, description="Refuse the user's tokens and keys")
     grants: list[PermissionField] = Field([], max_length=len(Permission))
@@ -111,10 +113,6 @@ class UserAnswer(ResponseBody):
 
 
 KeyId = Annotated[str, Path(pattern="^[0-9a-f]{16}$", description="Id of the key", examples=[EXAMPLE_KEY_ID])]
-UserOwner = Annotated[str, Path(pattern=OWNER_PATTERN, description="Its tenant, or `_deployment`", examples=["acme"])]
-Subject = Annotated[
-    str, Path(min_length=1, max_length=MOST_SUBJECT_CHARACTERS, description="`sub` of its tokens", examples=["u-17"])
-]
 Ended = Annotated[bool, Query(description="Also those that were revoked or have expired")]
 
 _KEY = KeyAnswer(
@@ -225,20 +223,23 @@ def _add_users(api: APIRouter, deps: AdminDeps) -> None:
         return page_of(found, limit, UserAnswer.model_validate, cursor_of)
 
     @api.put(
-        "/users/{tenant}/{subject}",
+        "/users",
         responses=answered(_USER, "The user") | CHANGING,
         openapi_extra=taking(
             UserBody,
-            {"Read only": {"role": "viewer"}, "Locked out": {"role": "viewer", "disabled": True}},
+            {
+                "Read only": {"tenant": "acme", "subject": "u-17", "role": "viewer"},
+                "Locked out": {"tenant": "acme", "subject": "u-17", "role": "viewer", "disabled": True},
+            },
             has_key=False,
         ),
     )
-    async def set_user(request: Request, tenant: UserOwner, subject: Subject, caller: Writer) -> Response:
+    async def set_user(request: Request, caller: Writer) -> Response:
         """Set a user's role, grants and state. With `disabled` its tokens and keys are refused at once."""
         body = parse(UserBody, await body_of(request))
         change = partial(
             stores.keys.set_user,
-            *(tenant, subject, body.role),
+            *(body.tenant, body.subject, body.role),
             disabled=body.disabled,
             grants=body.grants,
             author=author_of(caller),

@@ -133,7 +133,10 @@ def test_a_tenant_of_the_file_is_left_alone_until_it_is_adopted(stack: LocalStac
 
 
 def test_what_is_wrong_is_named(stack: LocalStack) -> None:
+    user = {"tenant": "acme", "subject": "https://id.test/u-1", "role": "viewer"}
     with client(stack, Role.ADMIN) as admin:
+        assert admin.put("/users", json=user).json()["subject"] == user["subject"]
+        assert [one["subject"] for one in admin.get("/users").json()["data"]] == [user["subject"]]
         wrong = {
             ("PUT", "/tenants/dunder", '{"wieght": 2}'): "wieght",
             ("PUT", "/tenants/dunder", '{"quotas": {"tokens_per_day": -1}}'): "quotas.tokens_per_day",
@@ -144,7 +147,8 @@ def test_what_is_wrong_is_named(stack: LocalStack) -> None:
             ("POST", "/keys", '{"tenant": "acme", "name": "x", "scopes": ["audit"]}'): "scopes",
             ("POST", "/keys", '{"tenant": "acme", "name": "x", "user": "nobody"}'): "user",
             ("POST", "/keys", '{"name": "x"}'): "tenant",
-            ("PUT", "/users/acme/u-1", '{"role": "viewer", "grants": ["dead_letters:payload"]}'): "grants",
+            ("PUT", "/users", json.dumps(user | {"grants": ["dead_letters:payload"]})): "grants",
+            ("PUT", "/users", json.dumps(user | {"subject": ""})): "subject",
             ("DELETE", "/keys/nothing", ""): "key_id",
             ("GET", "/keys?limit=0", ""): "limit",
             ("GET", "/keys?cursor=x", ""): "cursor",
@@ -185,7 +189,7 @@ def test_nobody_gives_more_than_he_has(stack: LocalStack) -> None:
         assert keeper.post("/keys", json=more).status_code == 403
         same = keeper.post("/keys", json=more | {"scopes": ["identities"]})
         assert same.status_code == 201
-        assert keeper.put(f"/users/{DEPLOYMENT}/me", json={"role": "admin"}).status_code == 403
+        assert keeper.put("/users", json={"tenant": DEPLOYMENT, "subject": "me", "role": "admin"}).status_code == 403
         whole = KEYS[Role.ADMIN].split("_")[1]
         assert keeper.post(f"/keys/{whole}/rotate", json={}).status_code == 403
         assert keeper.get("/tenants").status_code == 403

@@ -21,7 +21,7 @@ def read(model: type[BaseModel], **fields: Any) -> Any:
 def test_names_and_times_are_text_in_json() -> None:
     key = read(NewKeyBody, tenant="_deployment", name="n", role="operator", scopes=["loads", "audit"])
     assert (key.role, key.scopes) == (Role.OPERATOR, [Scope.LOADS, Scope.AUDIT])
-    assert read(UserBody, role="viewer", grants=["dead_letters:payload"]).grants
+    assert read(UserBody, tenant="_deployment", subject="u", role="viewer", grants=["dead_letters:payload"]).grants
     replay = read(ReplayBody, dry_run=False, topic="work", since="2026-01-31T12:00:00Z")
     assert (replay.topic, replay.since.timestamp()) == (DeadLetters.WORK, 1_769_860_800)
     assert read(PurgeBody, dry_run=True, topic="requests", until="2026-01-31T13:00:00+01:00").until == replay.since
@@ -39,8 +39,10 @@ def test_names_and_times_are_text_in_json() -> None:
         (NewKeyBody, {"tenant": "acme", "name": "n", "scopes": ["files", "all"]}, "scopes[1]"),
         (NewKeyBody, {"tenant": "acme", "name": "n", "expires_in_ms": "1"}, "expires_in_ms"),
         (NewKeyBody, {"tenant": "acme", "name": "n", "secret": "mine"}, "secret"),
-        (UserBody, {"role": "viewer", "disabled": "yes"}, "disabled"),
-        (UserBody, {"role": "viewer", "grants": ["everything"]}, "grants[0]"),
+        (UserBody, {"tenant": "acme", "subject": "u", "role": "viewer", "disabled": "yes"}, "disabled"),
+        (UserBody, {"tenant": "acme", "subject": "u", "role": "viewer", "grants": ["everything"]}, "grants[0]"),
+        (UserBody, {"tenant": "acme", "subject": "", "role": "viewer"}, "subject"),
+        (UserBody, {"tenant": "*", "subject": "u", "role": "viewer"}, "tenant"),
         (RotateBody, {"overlap_ms": -1}, "overlap_ms"),
         (ReplayBody, {"all": True}, "dry_run"),
         (ReplayBody, {"dry_run": True, "since": "yesterday"}, "since"),

@@ -1,6 +1,6 @@
 """Changes of single tenants, for the admin API: decided against what is published, recorded, then published."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,6 +12,7 @@ from fairlane.codec import Codec
 from fairlane.records import TenantSpec
 from fairlane.settings import Settings
 from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind, AdminEventOutcome, AuditError
+from fairlane_server.api_keys.key_store import ApiKey, ApiKeys, Author
 from fairlane_server.control.published_tenants import tenant_topic
 from fairlane_server.control.tenants_file import API, tenant_document
 from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
@@ -104,8 +105,9 @@ def _found(published: Published, tenant: str, etag: str | None, *, adopt: bool) 
 class Tenants(Closing):
     """The published tenants. For one thread at a time; all instances change one after another."""
 
-    def __init__(self, settings: Settings, codec: Codec, audit: AdminAudit) -> None:
+    def __init__(self, settings: Settings, codec: Codec, audit: AdminAudit, keys: ApiKeys) -> None:
         self._settings = settings
+        self._keys = keys
         self._topic = tenant_topic(settings, codec)
         self._audit = audit
         dsn = settings.postgres_dsn.get_secret_value()
@@ -130,13 +132,16 @@ class Tenants(Closing):
                 self._topic.publish([wanted])
         return change
 
-    def remove(self, tenant: str, etag: str | None, author: str) -> TenantChange:
-        """Withdraw a tenant; its topics stay. Raises as ``set``."""
+    def remove(self, tenant: str, etag: str | None, author: Author) -> Sequence[ApiKey]:
+        """Revoke a tenant's keys and withdraw it; its topics stay. Returns the keys. Raises as ``set``, and
+        ApiKeysError."""
         with self._locked():
             change = decide_removal(self._topic.read(), tenant, etag)
-            with self._recorded(AdminEventKind.TENANT_REMOVED, change, author):
+            with self._recorded(AdminEventKind.TENANT_REMOVED, change, author.name):
+                # First, so that a call that fails behind it can be repeated.
+                revoked = self._keys.revoke_all(tenant, author=author)
                 self._topic.publish([], [tenant])
-        return change
+        return revoked
 
     def _create_topics(self, spec: TenantSpec) -> None:
         cluster = ClusterAdmin(self._settings)

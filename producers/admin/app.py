@@ -72,7 +72,8 @@ class AdminApi:
         # Changes of tenants record themselves, in the thread that makes them.
         self._kafka_audit = AdminAudit(dsn)
         self._kafka_calls = Serial("Kafka")
-        self._tenants = Tenants(settings, codec, self._kafka_audit)
+        self._kafka_keys = ApiKeys(dsn)
+        self._tenants = Tenants(settings, codec, self._kafka_audit, self._kafka_keys)
         # Apart: a replay takes up to minutes.
         self._letter_calls, self._load_calls = Serial("dead letters"), Serial("loads")
         self._letter_audit = AdminAudit(dsn)
@@ -129,7 +130,7 @@ class AdminApi:
         async with AsyncExitStack() as stack:
             stores = self._stores
             audits = (stores.audit, self._kafka_audit, self._letter_audit)
-            for part in (stores.keys, self._tenants, self._observer, *audits):
+            for part in (stores.keys, self._kafka_keys, self._tenants, self._observer, *audits):
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
             for calls in (stores.calls, self._kafka_calls, self._letter_calls, self._load_calls):
                 stack.push_async_callback(calls.close)

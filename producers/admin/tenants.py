@@ -76,7 +76,7 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
     api = APIRouter(tags=["tenants"])
     Reader = Annotated[Identity, deps.caller(Permission.TENANTS_READ)]  # noqa: N806 - a type
     Writer = Annotated[Identity, deps.caller(Permission.TENANTS_WRITE)]  # noqa: N806 - a type
-    calls, stores = deps.kafka_calls, deps.stores
+    calls = deps.kafka_calls
     page = Page[TenantAnswer](data=(_EXAMPLE,), has_more=False)
 
     @api.get("/tenants", responses=answered(page, "A page") | READING)
@@ -126,10 +126,8 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
     async def remove_tenant(tenant: Name, caller: Writer, if_match: IfMatch = None) -> Response:
         """Withdraw a tenant that the API manages, and revoke its keys. Its topics stay, until
         `fairlane topics apply --delete`."""
-        author = author_of(caller)
         with answered_errors():
-            await calls.run(partial(tenants.remove, tenant, _etag(if_match), author.name))
-            revoked = await stores.calls.run(partial(stores.keys.revoke_all, tenant, author=author))
+            revoked = await calls.run(partial(tenants.remove, tenant, _etag(if_match), author_of(caller)))
         return answer(RemovedTenantAnswer(tenant=tenant, revoked_keys=tuple(key.key_id for key in revoked)))
 
     return api

@@ -111,8 +111,8 @@ def test_a_tenant_is_created_called_for_and_removed(stack: LocalStack) -> None:
         ("tenant_set", "started"),
         ("tenant_set", "done"),
         ("tenant_removed", "started"),
-        ("tenant_removed", "done"),
         ("api_key_revoked", "done"),
+        ("tenant_removed", "done"),
     ]
     assert {re.fullmatch("key:[0-9a-f]{16}", one["author"]) is None for one in audit} == {False}
     (first, second) = [one["details"] for one in reversed(audit) if (one["event"], one["outcome"]) == said[0]]

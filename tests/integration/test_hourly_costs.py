@@ -52,7 +52,7 @@ def write(store: RecorderStore, events: Sequence[UsageEvent]) -> None:
 def spent(number: int, hours_ago: int, nanos: int | None, **fields: Any) -> UsageEvent:
     hour_ms = now_ms() // HOUR_MS * HOUR_MS
     cost = None if nanos is None else Cost(nanos, "XTS")
-    event = replace(used(number), **fields)  # type: ignore[arg-type]  # names of text fields
+    event = replace(used(number), **fields)
     return replace(event, occurred_at_ms=hour_ms - hours_ago * HOUR_MS + number, cost=cost)
 
 

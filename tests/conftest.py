@@ -1,6 +1,7 @@
 """Tiers, the count of processes, and the real servers: started once per worker, and only if a test asks for them."""
 
 import json
+import logging
 import os
 import sys
 import uuid
@@ -9,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 from hypothesis import settings
 
 from tests.kit.stack import (
@@ -101,6 +103,18 @@ def postgres(test_stack: ServerStack) -> Iterator[PostgresServer]:
     """A Postgres with pgvector, shared by the whole test run; `database` and `migrated` are databases on it."""
     with with_template(test_stack.postgres()) as server:
         yield server
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """Take back what a test's own command set up: its log goes to the standard error of that test, which is closed."""
+    root, is_configured = logging.getLogger(), structlog.is_configured()
+    handlers, level = root.handlers[:], root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    if not is_configured:
+        structlog.reset_defaults()
 
 
 @pytest.fixture(scope="session")

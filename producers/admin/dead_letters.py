@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.dead_letters import position_name
+from fairlane.names import requests_topic
 from fairlane.outcomes import Code
 from fairlane.records import SourceCoordinate
 from fairlane_server.administration.dead_letters import DeadLetterOffice, Place, ReplayReport, ReplayWish
@@ -143,17 +144,17 @@ Offset = Annotated[int, Path(ge=0, le=_LARGEST_OFFSET, examples=[12])]
 Filter = Annotated[str | None, Query(min_length=1, max_length=300, pattern=_TEXT)]
 
 _FACTS: dict[str, Any] = {
-    "topic": TOPICS[DeadLetters.WORK],
+    "topic": TOPICS[DeadLetters.REQUESTS],
     "partition": 0,
     "offset": 12,
     "died_at_ms": AT_MS,
     "bytes": 412,
-    "record": "WorkItem",
+    "record": "InferenceRequest",
     "request_id": EXAMPLE_ID,
     "tenant": "acme",
-    "exception": "inference_consumers.engines.errors.PoisonError",
-    "message": "failed alone in 3 runs",
-    "original": {"topic": "priority.generate.normal", "partition": 1, "offset": 77},
+    "exception": "builtins.ZeroDivisionError",
+    "message": "float division by zero",
+    "original": {"topic": requests_topic("acme"), "partition": 1, "offset": 77},
 }
 _LISTED = ListedLetterAnswer(**_FACTS)
 _WHOLE = WholeLetterAnswer(**_FACTS, headers={"kafka_dlt-original-partition": "1"}, content={"tenant": "acme"})

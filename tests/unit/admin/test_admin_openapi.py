@@ -1,0 +1,176 @@
+"""The admin API keeps to its OpenAPI document, whatever is sent, over stores in memory."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from schemathesis import GenerationMode
+from starlette.requests import HTTPConnection
+
+from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
+from fairlane.settings import Settings
+from fairlane_server.administration.dead_letters import LetterPage, ReplayReport
+from fairlane_server.administration.events import RecordedEvent
+from fairlane_server.administration.tenants import TenantChange, decide_removal, decide_set
+from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
+from fairlane_server.api_keys.key_store import ApiKey, IssuedKey, KeyNotFoundError, User
+from fairlane_server.control.tenants_file import API
+from fairlane_server.dead_letters.bulk import Cut, ReplayResult
+from fairlane_server.kafka.load_board import LoadBoard, LoadView
+from producers.admin.app import AdminApi
+from producers.gateway.identity.identity import Identity
+from producers.openai_api.errors import GatewayError
+from tests.kit.openapi_kit import HEADERS, Probe, Route, operations, probing
+
+KEY_ID = "0123456789abcdef"
+KEY = ApiKey(KEY_ID, "acme", "n", Role.TENANT, (Scope.FILES,), (), None, None, 1, None, None, 2)
+USER = User("acme", "u-17", Role.VIEWER, False)
+EVENT = RecordedEvent(
+    1, 2, "acme", "user_set", None, "u-17", "fairlane_admin", "key:1", {"role": "viewer"}, "done", None
+)
+FACTS: dict[str, Any] = {
+    "topic": "dead-letter.work",
+    "partition": 0,
+    "offset": 12,
+    "died_at_ms": 1,
+    "bytes": 2,
+    "record": None,
+    "problem": "unreadable",
+    "request_id": None,
+    "replay_of": None,
+    "tenant": "acme",
+    "model": None,
+    "exception": "E",
+    "message": "why",
+    "original": None,
+    "original_at_ms": None,
+}
+EXAMPLES = 6
+
+
+async def authenticate(connection: HTTPConnection) -> Identity:
+    if connection.headers.get("authorization") != HEADERS["authorization"]:
+        raise GatewayError(401, "invalid_api_key", "no identity")
+    return Identity(DEPLOYMENT, KEY_ID, Role.ADMIN)
+
+
+class Store:
+    """Base of the doubles."""
+
+    def __init__(self, *_parts: object) -> None:
+        pass
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+
+class Keys(Store):
+    def list(self, tenant: str | None, **_: Any) -> Sequence[ApiKey]:
+        return [KEY, replace(KEY, key_id="f" * 16, tenant=DEPLOYMENT, role=Role.ADMIN, scopes=(), expires_at_ms=9)]
+
+    def create(self, *_: Any, **__: Any) -> IssuedKey:
+        return IssuedKey(KEY, "fl_")
+
+    def rotate(self, key_id: str, *_: Any, **__: Any) -> IssuedKey:
+        return IssuedKey(self.revoke(key_id), "fl_")
+
+    def revoke(self, key_id: str, **_: Any) -> ApiKey:
+        if key_id != KEY_ID:
+            raise KeyNotFoundError("there is no key with this id")
+        return KEY
+
+    def users(self, *_: Any) -> Sequence[User]:
+        return [USER]
+
+    def set_user(self, tenant: str, subject: str, role: Role, **_: Any) -> User:
+        return User(tenant, subject, role, False)
+
+
+class Audit(Store):
+    def list(self, *_: Any) -> Sequence[RecordedEvent]:
+        return [EVENT]
+
+
+class MemoryTenants(Store):
+    def read(self) -> dict[str, TenantSpec | None]:
+        return {"acme": TenantSpec("acme", managed_by=API), "file": TenantSpec("file"), "unreadable": None}
+
+    def set(self, wanted: TenantSpec, etag: str | None, author: str, *, adopt: bool) -> TenantChange:
+        return decide_set(self.read(), wanted, etag, adopt=adopt)
+
+    def remove(self, tenant: str, etag: str | None, author: object) -> Sequence[ApiKey]:
+        decide_removal(self.read(), tenant, etag)
+        return [KEY]
+
+
+class Office(Store):
+    def page(self, *_: Any) -> LetterPage:
+        return LetterPage([{**FACTS, "replayed_as": ["again"]}], ("dead-letter.work", 0, 13))
+
+    def letter(self, place: Any, *_: Any) -> dict[str, Any] | None:
+        return {**FACTS, "headers": {}, "content": None} if place.offset == 12 else None
+
+    payload = letter
+
+    def replay(self, *_: Any, **__: Any) -> ReplayReport:
+        return ReplayReport([ReplayResult(SourceCoordinate("dead-letter.work", 0, 1), "skipped", reason="why")], 1, 2)
+
+    def purge(self, *_: Any, **__: Any) -> list[Cut]:
+        return [Cut("dead-letter.work", 0, 3, 2, 1)]
+
+
+class Watch(Store):
+    def models(self) -> dict[str, ModelVersion | None]:
+        return {"m": ModelVersion("m", "1", "p", "e", ("generate",), "x", 1, 1), "unreadable": None}
+
+    def loads(self) -> tuple[LoadView, str | None]:
+        return LoadBoard().view(1), "nothing comes"
+
+
+@pytest.fixture(scope="module")
+def probe() -> Iterator[Probe]:
+    doubles = {"ApiKeys": Keys, "AdminAudit": Audit, "Tenants": MemoryTenants, "DeadLetterOffice": Office}
+    with ExitStack() as patched:
+        patched.enter_context(patch("producers.admin.app.authenticator", lambda *_: authenticate))
+        for name, double in {**doubles, "Observer": Watch}.items():
+            patched.enter_context(patch(f"producers.admin.app.{name}", double))
+        api = AdminApi(Settings())
+        api.app.router.lifespan_context = type(api.app)().router.lifespan_context
+        yield patched.enter_context(probing(api.app))
+
+
+def routes() -> list[tuple[Route, GenerationMode]]:
+    with patch("producers.admin.app.authenticator", lambda *_: authenticate):
+        found = sorted(operations(AdminApi(Settings()).app.openapi()))
+    positive = [(route, GenerationMode.POSITIVE) for route in found if route[1].startswith("/v1/admin")]
+    takes = ("POST", "PUT")
+    return positive + [(route, GenerationMode.NEGATIVE) for route, _ in positive if route[0] in takes]
+
+
+@pytest.mark.parametrize(("route", "mode"), routes(), ids=str)
+def test_no_call_is_answered_otherwise_than_documented(probe: Probe, route: Route, mode: GenerationMode) -> None:
+    probe.search(*route, mode, EXAMPLES)
+
+
+def test_the_usual_calls_are_answered(probe: Probe) -> None:
+    name = {"tenant": "acme"}
+    for route, parts, status in (
+        (("GET", "/v1/admin/tenants"), {}, 200),
+        (("GET", "/v1/admin/tenants/{tenant}"), {"path_parameters": name}, 200),
+        (("GET", "/v1/admin/tenants/{tenant}"), {"path_parameters": {"tenant": "nobody"}}, 404),
+        (("GET", "/v1/admin/tenants/{tenant}"), {"path_parameters": {"tenant": "unreadable"}}, 200),
+        (("PUT", "/v1/admin/tenants/{tenant}"), {"path_parameters": {"tenant": "new"}, "body": {"weight": 2}}, 201),
+        (("PUT", "/v1/admin/tenants/{tenant}"), {"path_parameters": name, "body": {}}, 428),
+        (("DELETE", "/v1/admin/tenants/{tenant}"), {"path_parameters": {"tenant": "file"}}, 409),
+        (("GET", "/v1/admin/keys"), {}, 200),
+        (("GET", "/v1/admin/users"), {}, 200),
+        (("GET", "/v1/admin/audit"), {"query": {"limit": 1}}, 200),
+        (("GET", "/v1/admin/models"), {}, 200),
+        (("GET", "/v1/admin/loads"), {}, 200),
+        (("GET", "/v1/admin/dead-letters"), {}, 200),
+        (("DELETE", "/v1/admin/keys/{key_id}"), {"path_parameters": {"key_id": "f" * 16}}, 404),
+    ):
+        assert probe.call(route, **parts).status_code == status, route

@@ -1,6 +1,6 @@
 """``fairlane keys`` and ``fairlane users``: API keys of the gateway, and the users who own keys or present tokens."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -10,7 +10,7 @@ import typer
 from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
-from fairlane_server.api_keys.permissions import GRANTABLE, Permission
+from fairlane_server.api_keys.permissions import GRANTABLE, Permission, refused_grants, refused_role, refused_scopes
 from fairlane_server.cli.output import (
     AsJson,
     OneTenant,
@@ -79,10 +79,13 @@ def create_command(
 ) -> None:
     """Make a key and print it. It is shown this once: only a hash of it is kept."""
     owner = _owner(tenant, deployment=deployment)
+    wanted = _role(owner, role, grant)
+    if (why := refused_scopes(owner, scope or ())) is not None:
+        fail(f"--scope: {why}")
     expires_in_ms = _span("--expires", expires, least_ms=1)
     with opened() as store:
         issued = store.create(
-            *(owner, name, _role(owner, role), scope or ()), grants=grant or (), user=user, expires_in_ms=expires_in_ms
+            *(owner, name, wanted, scope or ()), grants=grant or (), user=user, expires_in_ms=expires_in_ms
         )
     _show_issued(issued, as_json=as_json)
 
@@ -138,10 +141,14 @@ def _owner(tenant: str | None, *, deployment: bool) -> str:
     return DEPLOYMENT if tenant is None else tenant
 
 
-def _role(owner: str, role: Role | None) -> Role:
-    if role is not None:
-        return role
-    return Role.VIEWER if owner == DEPLOYMENT else Role.TENANT
+def _role(owner: str, role: Role | None, grants: Sequence[Permission] | None) -> Role:
+    """The role, or that by default. Ends the command for a role or grants that the owner's identities cannot have."""
+    wanted = role or (Role.VIEWER if owner == DEPLOYMENT else Role.TENANT)
+    if (why := refused_role(owner, wanted)) is not None:
+        fail(f"--role: {why}")
+    if (why := refused_grants(owner, grants or ())) is not None:
+        fail(f"--grant: {why}")
+    return wanted
 
 
 def _show_issued(issued: "IssuedKey", *, as_json: bool) -> None:
@@ -208,8 +215,9 @@ def set_user(
 ) -> None:
     """Set a user's role and status. Users without an entry have the permissions of their tokens."""
     owner = _owner(tenant, deployment=deployment)
+    wanted = _role(owner, role, grant)
     with opened() as store:
-        user = store.set_user(owner, subject, _role(owner, role), disabled=disabled, grants=grant or ())
+        user = store.set_user(owner, subject, wanted, disabled=disabled, grants=grant or ())
     state = "disabled" if user.disabled else user.role
     text = f"user {printable(user.subject)} of tenant {user.tenant}: {state}"
     show({"user": asdict(user)}, text, as_json=as_json)

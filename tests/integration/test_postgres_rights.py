@@ -231,7 +231,8 @@ def test_no_role_owns_anything_or_becomes_more_than_it_is(database: Database, ro
         assert connection.execute(member).fetchone() == (0,)
         connection.rollback()
         for statement in BECOMING:
-            if statement != f"SET ROLE {name}":
+            # Granting what one has, without the right to, is a warning.
+            if statement != f"SET ROLE {name}" and not (role is PostgresRole.ADMIN and "ON api_keys" in statement):
                 assert refusal(connection, statement) is not None, statement
 
 

@@ -375,6 +375,8 @@ async def _gateway(servers: Servers) -> None:
         await cache.put_all([(key, b"value") for key in keys])
         assert [await cache.get(key, bytes) for key in keys] == [b"value"] * 2
         assert await cache.put(keys[0], b"other")
+        assert await cache.forget(keys)
+        assert [await cache.get(key, bytes) for key in keys] == [None] * 2
 
 
 async def _watched(redis: AsyncRedis, watch: RedisAvailability) -> None:

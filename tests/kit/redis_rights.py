@@ -53,7 +53,7 @@ COMMANDS: Mapping[User, frozenset[str]] = {
     _STATE_OF_SESSIONS: _SCRIPTS | {"ping", "get", "del", "zrange", "zrem"},
     _STATE_OF_OPERATOR: _OPERATION,
     _CACHE_OF_DISPATCHER: _SCRIPTS | {"getrange", "set", "lrange", "lpush", "ltrim", "pexpire"},
-    _CACHE_OF_GATEWAY: _SCRIPTS | {"getrange", "set"},
+    _CACHE_OF_GATEWAY: _SCRIPTS | {"getrange", "set", "del"},
     _CACHE_OF_CONSUMER: frozenset({"set"}),
     _CACHE_OF_OPERATOR: _OPERATION,
 }

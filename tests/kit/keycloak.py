@@ -1,6 +1,7 @@
 """Keycloak as the identity provider of a test, and a browser that fills in its forms.
 
-    with keycloak(folder, redirect_url, "acme") as issuer, issuer.browser() as browser:
+    with keycloak(folder) as issuer, issuer.browser() as browser:
+        issuer.configure(redirect_url, "acme")
         browser.get(f"{gateway}/auth/login")
 
 ``SKIP_KEYCLOAK=1`` skips the tests marked with ``needs_keycloak``; without it, a missing Keycloak fails them.
@@ -9,12 +10,12 @@
 import json
 import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import unescape
-from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +32,7 @@ FOLDER = PROJECT_ROOT / ".fairlane" / "keycloak"
 CLIENT_ID, CLIENT_SECRET = "fairlane-console", "the secret of a client of a test"
 PASSWORD = "the password of a user of a test"
 REALM = "main"
-_START_S = 240.0
+_START_S = 360.0
 _TIMEOUT_S = 60.0
 
 
@@ -50,6 +51,16 @@ class Keycloak:
         """As its tokens name it."""
         return f"{self.url}/realms/{REALM}"
 
+    def configure(self, redirect_url: str, tenant: str) -> None:
+        """Add a client that may send browsers to this URL and its origin, and the users ``erin`` (role ``tenant`` of
+        this tenant), ``frank`` (no role) and ``grace`` (no tenant), all with PASSWORD."""
+        with httpx.Client(base_url=self.url, timeout=_TIMEOUT_S) as client:
+            form = {"grant_type": "password", "client_id": "admin-cli", "username": "admin", "password": PASSWORD}
+            token = client.post("/realms/master/protocol/openid-connect/token", data=form).json()["access_token"]
+            headers = {"authorization": f"Bearer {token}"}
+            done = client.post("/admin/realms", json=_realm(redirect_url, tenant), headers=headers)
+            assert done.status_code == 201, done.text
+
     def browser(self) -> "Browser":
         """With no cookies; to be closed."""
         return Browser()
@@ -59,9 +70,7 @@ class Browser(httpx.Client):
     """Follows redirects, keeps cookies, and fills in forms."""
 
     def __init__(self) -> None:
-        # As browsers do, which trust this machine without TLS.
-        jar = CookieJar(DefaultCookiePolicy(secure_protocols=("http", "https")))
-        super().__init__(cookies=jar, follow_redirects=True, timeout=_TIMEOUT_S)
+        super().__init__(transport=_TrustingTransport(), follow_redirects=True, timeout=_TIMEOUT_S)
 
     def log_in(self, url: str, user: str, password: str = PASSWORD) -> httpx.Response:
         """Open a page that needs a login, and log in. Returns where it ends."""
@@ -70,16 +79,27 @@ class Browser(httpx.Client):
     def submit(self, page: httpx.Response, **fields: str) -> httpx.Response:
         """Send the form of a page, with these fields and its hidden ones."""
         found = re.search(r"<form[^>]*\baction=\"([^\"]+)\"", page.text)
-        assert found is not None, f"{page.status_code} {page.url}: no form in {page.text[:2_000]}"
+        assert found is not None, f"{page.status_code} {page.url}: no form in {page.text[-2_000:]}"
         hidden = re.findall(r"<input[^>]*type=\"hidden\"[^>]*name=\"([^\"]+)\"[^>]*value=\"([^\"]*)\"", page.text)
         data = {name: unescape(value) for name, value in hidden} | fields
         return self.post(page.url.join(unescape(found[1])), data=data)
 
 
+class _TrustingTransport(httpx.HTTPTransport):
+    """Takes cookies for TLS without it, as browsers do from this machine."""
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        fields = response.headers.multi_items()
+        response.headers = httpx.Headers(
+            [(name, re.sub(r"(?i); *secure\b", "", value) if name == "set-cookie" else value) for name, value in fields]
+        )
+        return response
+
+
 @contextmanager
-def keycloak(folder: Path, redirect_url: str, tenant: str) -> Iterator[Keycloak]:
-    """One with a client that may send browsers to this URL and its origin, and users ``erin`` (role ``tenant``
-    of this tenant), ``frank`` (no role) and ``grace`` (no tenant), all with PASSWORD."""
+def keycloak(folder: Path) -> Iterator[Keycloak]:
+    """One that knows nobody yet; its files and its output are in the folder."""
     assert (FOLDER / "bin" / "kc.sh").exists(), f"{FOLDER} is missing: run `make keycloak`, or set SKIP_KEYCLOAK=1"
     ports = PortClaims()
     url = f"http://127.0.0.1:{ports.take('keycloak')}"
@@ -94,41 +114,34 @@ def keycloak(folder: Path, redirect_url: str, tenant: str) -> Iterator[Keycloak]
     options += [f"--hostname={url}", "--cache=local"]
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "keycloak.out").open("wb") as output:
+        # A group of its own: the shell waits for Java, and passes no signal on.
         process = subprocess.Popen(
-            ("/bin/sh", str(FOLDER / "bin" / "kc.sh"), "start", *options), env=env, stdout=output, stderr=output
+            ("/bin/sh", str(FOLDER / "bin" / "kc.sh"), "start", *options),
+            env=env,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
         )
         try:
-            eventually(lambda: _answers(process, url, folder), timeout_s=_START_S, what="Keycloak")
-            _configure(url, redirect_url, tenant)
+            try:
+                eventually(lambda: _answers(process, url), timeout_s=_START_S, what="Keycloak")
+            except AssertionError as error:
+                error.add_note((folder / "keycloak.out").read_text(errors="replace")[-2_000:])
+                raise
             yield Keycloak(url)
         finally:
-            # The shell has replaced itself by Java.
-            process.terminate()
-            try:
-                process.wait(30)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(30)
+            # It has nothing to lose.
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(_TIMEOUT_S)
             ports.close()
 
 
-def _answers(process: "subprocess.Popen[bytes]", url: str, folder: Path) -> bool:
-    if process.poll() is not None:
-        raise AssertionError(f"Keycloak ended: {(folder / 'keycloak.out').read_text(errors='replace')[-2_000:]}")
+def _answers(process: "subprocess.Popen[bytes]", url: str) -> bool:
+    assert process.poll() is None, f"Keycloak ended with status {process.returncode}"
     try:
         return httpx.get(f"{url}/realms/master", timeout=5.0).status_code == 200
     except httpx.HTTPError:
         return False
-
-
-def _configure(url: str, redirect_url: str, tenant: str) -> None:
-    with httpx.Client(base_url=url, timeout=_TIMEOUT_S) as client:
-        form = {"grant_type": "password", "client_id": "admin-cli", "username": "admin", "password": PASSWORD}
-        token = client.post("/realms/master/protocol/openid-connect/token", data=form).json()["access_token"]
-        done = client.post(
-            "/admin/realms", json=_realm(redirect_url, tenant), headers={"authorization": f"Bearer {token}"}
-        )
-        assert done.status_code == 201, done.text
 
 
 def _realm(redirect_url: str, tenant: str) -> dict[str, Any]:

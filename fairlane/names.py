@@ -80,9 +80,9 @@ RECORDED_TOPICS = tuple(
 )
 """Patterns of the topics that the recorder reads, in the notation of ``Consumer.subscribe``."""
 
-DEAD_LETTER_REPLAY_ID = TOPIC_PREFIX + "fairlane-dead-letter-replay"
-"""Transactional id of all replays of dead letters: the latest to start fences the others, so that no two replay the
-same letter."""
+DEAD_LETTER_REPLAY_ID = TOPIC_PREFIX + "fairlane-dead-letter-replay."
+"""Beginning of the transactional ids of replays of dead letters, one for each tenant: the latest to start fences the
+others, so that no two replay the same letter. Not one for all: a tenant can block one that writes its topics."""
 
 _REQUESTS = topic_name("requests.")
 _BACKFILL = topic_name("backfill.")

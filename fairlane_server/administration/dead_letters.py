@@ -22,7 +22,7 @@ from fairlane_server.dead_letters.bulk import (
     cut_of,
     due_letters,
     replay_letter,
-    survey,
+    surveys_of,
     topics_of,
 )
 from fairlane_server.dead_letters.describe import contents, facts
@@ -170,15 +170,8 @@ class DeadLetterOffice:
             return log.find(place)
 
     def _replayed(self, log: DeadLetterReader, replayer: Replayer | None, wish: ReplayWish) -> ReplayReport:
-        # After the replayer has fenced all others, and up to the very end of the log: what they did is then found.
-        stretches = log.stretches(
-            topics_of(wish.topic),
-            since_ms=wish.selection.since_ms,
-            partition=wish.partition,
-            whole=replayer is not None,
-        )
-        read = _TimedRead(log)
-        surveys = [(stretch, survey(read(stretch), stretch, wish.selection)) for stretch in stretches]
+        topics, read = topics_of(wish.topic), _TimedRead(log)
+        surveys = surveys_of(log, replayer, topics, wish.selection, wish.partition, read)
         before = sum(marks.count(REPLAYED) for _, marks in surveys)
         if wish.again:
             surveys = [(stretch, marks.replace(bytes([REPLAYED]), bytes([SELECTED]))) for stretch, marks in surveys]

@@ -46,7 +46,7 @@ from fairlane_server.dead_letters.bulk import (
     due_letters,
     replay_letter,
     short_name,
-    survey,
+    surveys_of,
     topics_of,
 )
 from fairlane_server.dead_letters.describe import contents, facts, flat
@@ -267,11 +267,8 @@ def replay_command(
     codec = codec_for(settings)
     run = _Run(ReplayRate(rate), limit, as_json=as_json)
     with DeadLetterReader(settings, codec) as log, _replayer(settings, codec, dry_run=dry_run) as replayer:
-        # After the replayer has fenced all others, and up to the very end of the log: what they did is then found.
-        stretches = log.stretches(
-            topics_of(topic), since_ms=selection.since_ms, partition=partition, whole=replayer is not None
-        )
-        surveys = [(stretch, survey(_read(log, stretch, as_json=as_json), stretch, selection)) for stretch in stretches]
+        read = partial(_read, log, as_json=as_json)
+        surveys = surveys_of(log, replayer, topics_of(topic), selection, partition, read)
         try:
             run.replay(log, surveys, replayer, again=again)
         finally:

@@ -1,6 +1,7 @@
 """Many dead letters at once, for the command line and the admin API: which are due, replaying one, where to cut."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
@@ -40,20 +41,64 @@ def short_name(place: SourceCoordinate) -> str:
     return f"{short}-{place.partition}@{place.offset}"
 
 
-def survey(found: Iterable[Letter | ReplayMark], stretch: PartitionRange, selection: Selection) -> bytearray:
+def survey(
+    found: Iterable[Letter | ReplayMark],
+    stretch: PartitionRange,
+    selection: Selection,
+    tenants: set[str] | None = None,
+) -> bytearray:
     """One byte for each offset of a partition, which may hold millions: whether its letter is selected, and whether it
-    was replayed as well."""
+    was replayed as well. Adds the tenants of the selected letters to ``tenants``."""
     marks = bytearray(len(stretch))
     for one in found:
-        if isinstance(one, Letter):
-            if selection.takes(one):
-                marks[one.place.offset - stretch.first] = SELECTED
-        elif (index := one.letter.offset - stretch.first) >= 0 and marks[index]:
-            marks[index] = REPLAYED
+        if isinstance(one, ReplayMark):
+            _mark(one, stretch, marks)
+        elif selection.takes(one):
+            marks[one.place.offset - stretch.first] = SELECTED
+            if tenants is not None:
+                with suppress(NotReplayableError):
+                    tenants.add(make_replay(one, "").tenant)
     return marks
 
 
 Surveys = Sequence[tuple[PartitionRange, bytearray]]
+
+
+def surveys_of(
+    log: DeadLetterReader,
+    replayer: Replayer | None,
+    topics: Sequence[str],
+    selection: Selection,
+    partition: int | None,
+    read: Read,
+) -> list[tuple[PartitionRange, bytearray]]:
+    """Survey the partitions of these topics. With a replayer, other replays for the tenants of the selected letters are
+    fenced, and what they did until then is found. Raises ClusterError."""
+    tenants: set[str] = set()
+    stretches = log.stretches(topics, since_ms=selection.since_ms, partition=partition)
+    surveys = [(stretch, survey(read(stretch), stretch, selection, tenants)) for stretch in stretches]
+    if replayer is not None:
+        replayer.fence(sorted(tenants))
+        # Once more, up to the very end of the log: what the others did is found now, and they do no more.
+        _catch_up(log, surveys, log.stretches(topics, partition=partition, whole=True))
+    return surveys
+
+
+def _catch_up(log: DeadLetterReader, surveys: Surveys, now: Iterable[PartitionRange]) -> None:
+    """Find the marks that were written since the survey. Raises ClusterError."""
+    surveyed = {(stretch.topic, stretch.partition): (stretch, marks) for stretch, marks in surveys}
+    for whole in now:
+        stretch, marks = surveyed[whole.topic, whole.partition]
+        since = PartitionRange(whole.topic, whole.partition, stretch.end, max(stretch.end, whole.end))
+        for _, found in log.read(since):
+            if isinstance(found, ReplayMark):
+                _mark(found, stretch, marks)
+
+
+def _mark(mark: ReplayMark, stretch: PartitionRange, marks: bytearray) -> None:
+    index = mark.letter.offset - stretch.first
+    if 0 <= index < len(marks) and marks[index]:
+        marks[index] = REPLAYED
 
 
 def due_letters(log: DeadLetterReader, surveys: Surveys) -> Iterator[Letter]:

@@ -1,7 +1,7 @@
 """Replays of dead letters: the new request, the mark on the letter and the audit, in one transaction per letter."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -140,10 +140,14 @@ class ReplayRate:
         self._next_at_s = now_s + self._interval_s
 
 
+MOST_TENANTS = 100
+"""Each has a client with threads and connections of its own, from the beginning to the end."""
 _TIMEOUT_MS = 10_000
 _CALL_TIMEOUT_S = 20.0
 _LOOK_UP_TIMEOUT_S = 8.0
 _TRIES = 5
+_SLOW_TRIES = 2
+"""Of a call that a blocked transactional id lets wait for its whole time."""
 _DROPPED = frozenset({KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT})
 """Errors of records that the client dropped for another reason."""
 
@@ -155,37 +159,53 @@ class NotReplayedError(Exception):
 
 
 class Replayer(Closing):
-    """Publishes replays. For one thread."""
+    """Publishes replays. For one thread. Each tenant has a producer of its own: with the producer id of one that writes
+    its topics, which Kafka does not check, it can block that one for good."""
 
     def __init__(self, settings: KafkaSettings, codec: Codec, actor: str, clock: ClockMs) -> None:
-        """Fence any earlier replay: its commits are then in the log, and no further ones follow.
-
-        Raises ClusterError.
-        """
+        self._settings = settings
         self._codec = codec
         self._actor = actor
         self._clock = clock
-        self._errors = LastConnectionError()
+        self._producers: dict[str, Producer] = {}
+        self._blocked: dict[str, str] = {}
+        """Tenants that nothing more can be sent for, and why."""
         self._known: set[str] = set()
-        config = transactional_producer(settings, DEAD_LETTER_REPLAY_ID, _TIMEOUT_MS)
-        self._producer = Producer(quiet_config(config, self._errors))
-        try:
-            self._repeat(partial(self._producer.init_transactions, _CALL_TIMEOUT_S))
-        except KafkaException as error:
-            raise ClusterError(f"no transaction can be begun: {self._errors.text or reason_of(error)}") from None
+
+    def fence(self, tenants: Collection[str]) -> None:
+        """Fence earlier replays for these tenants: their commits are then in the log, and no further ones follow.
+
+        Raises ClusterError when no transaction can be begun for any of them, or when they are too many.
+        """
+        if len(tenants) > MOST_TENANTS:
+            raise ClusterError(f"there are letters of {len(tenants)} tenants: choose at most {MOST_TENANTS} (--tenant)")
+        for tenant in tenants:
+            errors = LastConnectionError()
+            config = transactional_producer(self._settings, f"{DEAD_LETTER_REPLAY_ID}{tenant}", _TIMEOUT_MS)
+            producer = self._producers[tenant] = Producer(quiet_config(config, errors))
+            try:
+                _repeat(partial(producer.init_transactions, _CALL_TIMEOUT_S), _SLOW_TRIES)
+            except KafkaException as error:
+                self._block(tenant, f"no transaction can be begun: {errors.text or reason_of(error)}")
+        if tenants and self._blocked.keys() >= {*tenants}:
+            raise ClusterError(next(iter(self._blocked.values())))
 
     def send(self, replay: Replay) -> SourceCoordinate:
-        """Publish the request, the mark and the audit, all or none. Returns the position of the request.
+        """Publish the request, the mark and the audit, all or none, for a tenant for which others were fenced. Returns
+        the position of the request.
 
         Raises NotReplayedError when this letter cannot be sent and ClusterError when none can.
         """
-        self._look_up(replay.topic)
+        if (why := self._blocked.get(replay.tenant)) is not None:
+            raise NotReplayedError(why)
+        producer = self._producers[replay.tenant]
+        self._look_up(producer, replay.topic)
         for attempt in count(1):
             try:
-                return self._transaction(replay)
+                return self._transaction(producer, replay)
             except KafkaException as error:
-                cause = self._cause_of(error.args[0])
-            self._abort(cause)
+                cause = _cause_of(producer, error.args[0])
+            self._abort(producer, replay, cause)
             # After a refused record the client may fail the next one although nothing is wrong with it.
             if attempt == _TRIES or TopicRefusal.of(cause).lasting:
                 break
@@ -194,29 +214,32 @@ class Replayer(Closing):
 
     def close(self) -> None:
         """Disconnect. An open transaction, as after Ctrl-C, is aborted."""
-        # A fenced client raises once more.
-        with suppress(KafkaException, SystemError):
-            self._producer.close()
+        for producer in self._producers.values():
+            _close(producer)
 
-    def _transaction(self, replay: Replay) -> SourceCoordinate:
+    def _block(self, tenant: str, why: str) -> None:
+        self._blocked[tenant] = why
+        _close(self._producers.pop(tenant))
+
+    def _transaction(self, producer: Producer, replay: Replay) -> SourceCoordinate:
         now_ms = self._clock()
-        self._producer.begin_transaction()
+        producer.begin_transaction()
         # The mark goes first: if the tenant's topic refuses the request, the transaction must hold something to be
         # aborted.
-        self._deliver(mark_record(replay))
-        place = self._deliver(request_record(replay, self._codec))
+        _deliver(producer, mark_record(replay))
+        place = _deliver(producer, request_record(replay, self._codec))
         for record in audit_records(replay, place, self._codec, self._actor, now_ms):
-            self._deliver(record)
-        self._repeat(partial(self._producer.commit_transaction, _CALL_TIMEOUT_S))
+            _deliver(producer, record)
+        _repeat(partial(producer.commit_transaction, _CALL_TIMEOUT_S))
         return place
 
-    def _look_up(self, topic: str) -> None:
+    def _look_up(self, producer: Producer, topic: str) -> None:
         """Check that the topic exists: producing to a missing one would wait for it. Raises NotReplayedError,
         ClusterError."""
         if topic in self._known:
             return
         try:
-            found = self._producer.list_topics(topic, _LOOK_UP_TIMEOUT_S).topics.get(topic)
+            found = producer.list_topics(topic, _LOOK_UP_TIMEOUT_S).topics.get(topic)
         except KafkaException as error:
             raise ClusterError(f"{topic}: {reason_of(error)}") from None
         if found is None or found.error is not None:
@@ -224,66 +247,89 @@ class Replayer(Closing):
             raise NotReplayedError(f"{topic}: {reason}")
         self._known.add(topic)
 
-    def _deliver(self, record: OutputRecord) -> SourceCoordinate:
-        """Write a record and wait for its acknowledgement. Raises KafkaException."""
-        results: list[tuple[KafkaError | None, SourceCoordinate]] = []
-
-        def delivered(error: KafkaError | None, message: Message) -> None:
-            place = SourceCoordinate(record.topic, message.partition() or 0, message.offset() or 0)
-            results.append((error, place))
-
-        self._producer.produce(
-            record.topic,
-            value=record.value,
-            key=record.key,
-            headers=list(record.headers),
-            partition=-1 if record.partition is None else record.partition,
-            on_delivery=delivered,
-        )
-        try:
-            self._producer.flush(_CALL_TIMEOUT_S)
-        except SystemError as error:
-            # On a fatal error the client raises and still calls back, which Python reports as a fault of the callback.
-            raise error.__cause__ or error from None
-        if not results:
-            raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{record.topic} did not acknowledge"))
-        ((failure, place),) = results
-        if failure is not None:
-            raise KafkaException(failure)
-        return place
-
-    def _cause_of(self, failure: KafkaError) -> KafkaError:
-        """Why a transaction failed: for a topic that it may not write, the client reports only that it dropped the
-        record."""
-        if failure.code() not in _DROPPED:
-            return failure
-        try:
-            # This call is refused in any case; its error says what is wrong with the transaction, if anything.
-            self._producer.begin_transaction()
-        except KafkaException as error:
-            found: KafkaError = error.args[0]
-            return found if found.txn_requires_abort() else failure
-        return failure
-
-    def _abort(self, cause: KafkaError) -> None:
-        """Abort the transaction. Raises ClusterError when nothing more can be sent after it."""
-        if cause.code() in _FENCED:
-            raise ClusterError("another replay was started, so this one has stopped; what it replayed stands")
-        if cause.fatal():
-            raise ClusterError(f"the replay has stopped: {one_line(cause.str())}; what it replayed stands")
-        try:
-            self._repeat(partial(self._producer.abort_transaction, _CALL_TIMEOUT_S))
-        except KafkaException as error:
-            raise ClusterError(f"{cause.str()}; and its transaction cannot be aborted: {reason_of(error)}") from None
-
-    def _repeat(self, call: Callable[[], None]) -> None:
-        """Repeat a call while its error is retriable, at most ``_TRIES`` times."""
-        for attempt in range(1, _TRIES + 1):
+    def _abort(self, producer: Producer, replay: Replay, cause: KafkaError) -> None:
+        """Abort the transaction. Raises NotReplayedError when nothing more can be sent for this tenant after it, and
+        ClusterError when nothing more can be sent for anybody."""
+        problem = cause
+        if not cause.fatal():
             try:
-                call()
+                _repeat(partial(producer.abort_transaction, _CALL_TIMEOUT_S), _SLOW_TRIES)
             except KafkaException as error:
-                if not error.args[0].retriable() or attempt == _TRIES:
-                    raise
-                time.sleep(backoff_s(attempt))
+                problem = error.args[0]
             else:
                 return
+        if problem.fatal() and problem.code() in _FENCED:
+            # A tenant that writes with a later epoch of this producer's id looks the same, and stops its own letters.
+            self._block(replay.tenant, "another replay was started for this tenant, or its topic refuses this one")
+            if not self._producers:
+                raise ClusterError("another replay was started, so this one has stopped; what it replayed stands")
+            raise NotReplayedError(self._blocked[replay.tenant])
+        text = f"{one_line(cause.str())}; and its transaction cannot be aborted: {one_line(problem.str())}"
+        try:
+            producer.list_topics(replay.topic, _LOOK_UP_TIMEOUT_S)
+        except KafkaException:
+            raise ClusterError(f"the replay has stopped: {text}; what it replayed stands") from None
+        self._block(replay.tenant, text)
+        raise NotReplayedError(text)
+
+
+def _close(producer: Producer) -> None:
+    # A fenced client raises once more.
+    with suppress(KafkaException, SystemError):
+        producer.close()
+
+
+def _deliver(producer: Producer, record: OutputRecord) -> SourceCoordinate:
+    """Write a record and wait for its acknowledgement. Raises KafkaException."""
+    results: list[tuple[KafkaError | None, SourceCoordinate]] = []
+
+    def delivered(error: KafkaError | None, message: Message) -> None:
+        place = SourceCoordinate(record.topic, message.partition() or 0, message.offset() or 0)
+        results.append((error, place))
+
+    producer.produce(
+        record.topic,
+        value=record.value,
+        key=record.key,
+        headers=list(record.headers),
+        partition=-1 if record.partition is None else record.partition,
+        on_delivery=delivered,
+    )
+    try:
+        producer.flush(_CALL_TIMEOUT_S)
+    except SystemError as error:
+        # On a fatal error the client raises and still calls back, which Python reports as a fault of the callback.
+        raise error.__cause__ or error from None
+    if not results:
+        raise KafkaException(KafkaError(KafkaError._TIMED_OUT, f"{record.topic} did not acknowledge"))
+    ((failure, place),) = results
+    if failure is not None:
+        raise KafkaException(failure)
+    return place
+
+
+def _cause_of(producer: Producer, failure: KafkaError) -> KafkaError:
+    """Why a transaction failed: for a topic that it may not write, the client reports only that it dropped the
+    record."""
+    if failure.code() not in _DROPPED:
+        return failure
+    try:
+        # This call is refused in any case; its error says what is wrong with the transaction, if anything.
+        producer.begin_transaction()
+    except KafkaException as error:
+        found: KafkaError = error.args[0]
+        return found if found.txn_requires_abort() else failure
+    return failure
+
+
+def _repeat(call: Callable[[], None], tries: int = _TRIES) -> None:
+    """Repeat a call while its error is retriable, at most so many times."""
+    for attempt in range(1, tries + 1):
+        try:
+            call()
+        except KafkaException as error:
+            if not error.args[0].retriable() or attempt == tries:
+                raise
+            time.sleep(backoff_s(attempt))
+        else:
+            return

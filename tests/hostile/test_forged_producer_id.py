@@ -4,18 +4,14 @@ Kafka takes any producer id from whoever may write a topic. After such a batch t
 record for this topic, and librdkafka may give its producer up for good.
 """
 
-import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-from deploy.local.layout import KAFKA_LIBS_DIR
 from fairlane.names import requests_topic
-from tests.hostile_tenant.connections import Connection
-from tests.hostile_tenant.messages import Api, RawRequest, Values, load_messages
-from tests.hostile_tenant.topic_operations import records
+from tests.kit.forged_batches import forge, producer_ids
 from tests.kit.gateway_kit import Served, serving
 from tests.kit.processes import ServiceProcess
 from tests.kit.stack import PostgresServer
@@ -45,20 +41,21 @@ def served(
 def test_every_call_is_answered_and_the_gateway_goes_on(
     broker: str, served: Served, number: int, epoch: int, sequence: int
 ) -> None:
-    before = producer_ids(broker, served)
+    own, honest = (requests_topic(served.pipeline.tenant(tenant)) for tenant in (HOSTILE, HONEST))
+    before = producer_ids(broker, honest)
     gateway = served.gateway(number)
     gateway.wait_ready()
     pid = gateway.pid
     assert call(served, number, HONEST) == 200
-    (producer_id,) = producer_ids(broker, served) - before
-    assert forge(broker, served, (producer_id, epoch, sequence)) == 0, "Kafka takes it"
+    (producer_id,) = producer_ids(broker, honest) - before
+    assert forge(broker, own, (producer_id, epoch, sequence)) == 0, "Kafka takes it"
     with ThreadPoolExecutor(CALLS) as callers:
         tenants = [HONEST] * (CALLS // 2) + [HOSTILE] + [HONEST] * (CALLS // 2)
         statuses = list(callers.map(lambda tenant: call(served, number, tenant), tenants))
     assert statuses == [200] * len(tenants)
     assert len(lost(gateway)) == 1
     # As long as it runs it has no producer id that could be taken.
-    assert forge(broker, served, (producer_id, 32_767, 0)) in {0, 47}
+    assert forge(broker, own, (producer_id, 32_767, 0)) in {0, 47}
     assert [call(served, number, tenant) for tenant in (HOSTILE, HONEST)] == [200, 200]
     assert (gateway.alive, gateway.pid, len(lost(gateway))) == (True, pid, 1)
 
@@ -70,24 +67,3 @@ def call(served: Served, number: int, tenant: str) -> int:
 
 def lost(gateway: ServiceProcess) -> list[dict[str, Any]]:
     return list(gateway.events("producer_id_lost"))
-
-
-def producer_ids(broker: str, served: Served) -> set[int]:
-    """Of all producers that have written for the honest tenant."""
-    topic = {"Name": requests_topic(served.pipeline.tenant(HONEST)), "PartitionIndexes": [0]}
-    answer = asyncio.run(ask(broker, "DescribeProducers", 0, {"Topics": [topic]}))
-    return {one["ProducerId"] for one in answer["Topics"][0]["Partitions"][0]["ActiveProducers"]}
-
-
-def forge(broker: str, served: Served, producer: tuple[int, int, int]) -> int:
-    """Write a batch of this producer to the hostile tenant's topic; the error code."""
-    topic = requests_topic(served.pipeline.tenant(HOSTILE))
-    partition = {"Index": 0, "Records": records(producer)}
-    values = {"Acks": -1, "TimeoutMs": 10_000, "TopicData": [{"Name": topic, "PartitionData": [partition]}]}
-    answer = asyncio.run(ask(broker, "Produce", 9, values))
-    return int(answer["Responses"][0]["PartitionResponses"][0]["ErrorCode"])
-
-
-async def ask(broker: str, name: str, version: int, values: Values) -> dict[str, Any]:
-    async with Connection(broker) as connection:
-        return await connection.ask(RawRequest(Api.named(load_messages(KAFKA_LIBS_DIR), name), version, values))

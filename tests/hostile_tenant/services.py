@@ -133,7 +133,7 @@ class Services:
                 )
                 yield one
         yield self._producer(pipeline.user("backfill"), f"{honest}.job.{JOB}", f"{own}backfill.{HONEST}")
-        replay = f"{own}fairlane-dead-letter-replay"
+        replay = f"{own}fairlane-dead-letter-replay.{HONEST}"
         yield self._producer(pipeline.user("replayer"), replay, f"{own}requests.{HONEST}")
 
     def _producer(self, user: str, transactional_id: str, topic: str) -> _Transaction:

@@ -50,7 +50,7 @@ class Pipeline:
                 for number in INSTANCES
             ),
             f"{own}.job.{JOB}",
-            f"{self.prefix}fairlane-dead-letter-replay",
+            *(f"{self.prefix}fairlane-dead-letter-replay.{tenant}" for tenant in self.tenants),
         )
 
     def users(self) -> tuple[str, ...]:

@@ -103,8 +103,8 @@ IDS: dict[str, tuple[Callable[[str, str], str], tuple[KafkaRole, ...]]] = {
     "dispatcher": (lambda _tenant, _pool: names.dispatcher_transactional_ids(PREFIX, "1")[1], (KafkaRole.DISPATCHER,)),
     "consumer": (lambda _tenant, pool: names.consumer_transactional_ids(PREFIX, pool, "1")[0], (KafkaRole.CONSUMER,)),
     "job": (lambda _tenant, _pool: names.job_transactional_id(PREFIX, "j1"), (KafkaRole.BACKFILL,)),
-    # One replay at a time, whoever begins it.
-    "replay": (lambda _tenant, _pool: names.DEAD_LETTER_REPLAY_ID, (KafkaRole.REPLAYER, KafkaRole.ADMIN)),
+    # One replay for a tenant at a time, whoever begins it.
+    "replay": (lambda tenant, _pool: f"{names.DEAD_LETTER_REPLAY_ID}{tenant}", (KafkaRole.REPLAYER, KafkaRole.ADMIN)),
     "tenant": (lambda tenant, _pool: names.tenant_group(tenant, "writer"), ()),
 }
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
 
@@ -130,11 +131,14 @@ class Watch(Store):
         return LoadBoard().view(1), "nothing comes"
 
 
+AUTHENTICATION = SimpleNamespace(authenticator=authenticate)
+
+
 @pytest.fixture(scope="module")
 def probe() -> Iterator[Probe]:
     doubles = {"ApiKeys": Keys, "AdminAudit": Audit, "Tenants": MemoryTenants, "DeadLetterOffice": Office}
     with ExitStack() as patched:
-        patched.enter_context(patch("producers.admin.app.authenticator", lambda *_: authenticate))
+        patched.enter_context(patch("producers.admin.app.authentication", lambda *_parts, **_more: AUTHENTICATION))
         for name, double in {**doubles, "Observer": Watch}.items():
             patched.enter_context(patch(f"producers.admin.app.{name}", double))
         api = AdminApi(Settings())
@@ -143,7 +147,7 @@ def probe() -> Iterator[Probe]:
 
 
 def routes() -> list[tuple[Route, GenerationMode]]:
-    with patch("producers.admin.app.authenticator", lambda *_: authenticate):
+    with patch("producers.admin.app.authentication", lambda *_parts, **_more: AUTHENTICATION):
         found = sorted(operations(AdminApi(Settings()).app.openapi()))
     positive = [(route, GenerationMode.POSITIVE) for route in found if route[1].startswith("/v1/admin")]
     takes = ("POST", "PUT")

@@ -23,6 +23,7 @@ from fairlane.schema_registry import codec_for
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.api_keys.permissions import Permission
+from fairlane_server.cli import main
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
@@ -287,3 +288,15 @@ def test_pages_follow_one_another(stack: LocalStack) -> None:
         assert seen == sorted(seen, reverse=True)
         assert len(seen) == len({*seen}) > 10
         assert error(admin.get("/audit", params={"limit": 3, "tenant": "acme", **cursor})) == (400, "invalid", "cursor")
+
+
+def test_the_command_shows_the_same_audit(
+    stack: LocalStack, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POSTGRES_OWNER_DSN", stack.endpoints.postgres_owner_dsn)
+    with pytest.raises(SystemExit) as ended:
+        main(["audit", "--limit", "100", "--json"])
+    assert ended.value.code == 0
+    shown = [one["event_id"] for one in json.loads(capsys.readouterr().out)["events"]]
+    with client(stack, Role.ADMIN) as admin:
+        assert shown == [one["event_id"] for one in admin.get("/audit", params={"limit": 100}).json()["data"]]

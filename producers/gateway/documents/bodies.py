@@ -47,7 +47,7 @@ class CollectionPage(ResponseBody):
 
 
 class DeletedCollection(ResponseBody):
-    """Confirmation: no request finds anything of it any more."""
+    """Confirmation: its rows are gone, and from a second later no request finds anything of it."""
 
     name: str
     deleted: Literal[True] = True
@@ -91,7 +91,7 @@ class DocumentPage(ResponseBody):
 
 
 class DeletedDocument(ResponseBody):
-    """Confirmation: no request finds anything of it any more."""
+    """Confirmation: its rows are gone, and from a second later no request finds anything of it."""
 
     id: str
     deleted: Literal[True] = True

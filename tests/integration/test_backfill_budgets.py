@@ -34,6 +34,9 @@ def bench(broker: str, postgres: PostgresServer, tmp_path_factory: pytest.TempPa
             pipeline.recorder(postgres_dsn=bench.database.recorder_dsn)
             pipeline.start(env={"POSTGRES_DSN": bench.database.dispatcher_dsn})
             yield bench
+            for process in pipeline.processes.values():
+                # Before its database goes.
+                process.kill()
 
 
 def places(bench: BackfillBench, name: str, rows: int) -> tuple[Path, Path]:
@@ -93,15 +96,17 @@ def test_a_job_holds_what_it_has_reserved_against_other_jobs_and_requests(bench:
 def test_a_job_whose_budget_ends_under_way_ends_with_what_was_paid_for(bench: BackfillBench) -> None:
     pipeline = bench.pipeline
     source, output = places(bench, "ends", 200)
-    job = bench.submit(source, output, tenant="b", chunk_rows=50, max_open_chunks=4, window_ms=30_000)
-    consumer = pipeline.processes[f"consumer-{pipeline.pool}-1"]
-    consumer.pause()
+    job = bench.submit(source, output, tenant="b", chunk_rows=50, max_open_chunks=4, window_ms=60_000)
+    consumer, dispatcher = pipeline.processes[f"consumer-{pipeline.pool}-1"], pipeline.processes["dispatcher-1"]
+    consumer.kill()
+    eventually(lambda: dispatcher.metric("fairlane_pool_consumers", pool=pipeline.pool) == 0, what="the lost pool")
     runner = bench.process("run", job.job_id)
     eventually(lambda: bench.found(job).planned == 200, what="all rows under way")
     tenant = pipeline.tenant("b")
     pipeline.tenants[tenant] = replace(pipeline.tenants[tenant], budgets=(replace(MONTH, hard_nanos=0),))
     pipeline.apply()
-    consumer.resume()
+    eventually(lambda: dispatcher.metric("fairlane_budget_spent_ratio", tenant=tenant) >= 1, what="the lower budget")
+    consumer.start()
     eventually(lambda: bench.found(job).status.is_final, what="the end of the job", timeout_s=120)
     runner.kill()
     found = bench.found(job)

@@ -33,7 +33,7 @@ _EPOCHS = 20
 _BATCH = 256
 _MOST_CHARACTERS = 600
 """Of a text in training: some 2 windows. The rest of a long attack is often ordinary text."""
-_PROSE, _MIXED = 2_000, 1_500
+_PROSE = 1_500
 
 FloatArray = npt.NDArray[np.float32]
 BoolArray = npt.NDArray[np.bool_]
@@ -73,7 +73,7 @@ def train(
             [*s_labs("validation"), *neuralchemy("validation"), *prose("validation")],
         )
     encoder = WindowEncoder(encoder_folder, WINDOW)
-    network = _fit(_encoded(encoder, [LabelledText(one.text[:_MOST_CHARACTERS], one.is_attack) for one in training]))
+    network = _fit(*_encoded_for_training(encoder, training))
     held_out = _encoded(encoder, validation)
     threshold = _threshold(held_out, _head(network, threshold=1.0))
     head = _head(network, threshold)
@@ -102,33 +102,29 @@ def train(
 
 
 def _training_texts() -> list[LabelledText]:
-    """The corpora, and mixtures: ordinary sentences in a row, and an attack among them. Without those, length decides,
-    and an attack in the middle of a window is not found."""
+    """The corpora, and ordinary prose."""
     choice = random.Random(_SEED)  # noqa: S311 - no secret
-    corpora = [*s_labs("train"), *neuralchemy("train")]
-    ordinary = choice.sample(prose("train"), _PROSE)
-    short = [one for one in corpora if len(one.text) < 150]
-    calm = [one.text for one in (*short, *ordinary) if not one.is_attack]
-    attacks = [one.text for one in short if one.is_attack]
-    mixed = []
-    for number in range(2 * _MIXED):
-        parts = choice.sample(calm, choice.randint(1, 3))
-        is_attack = number % 2 == 1
-        if is_attack:
-            parts.insert(choice.randint(0, len(parts)), choice.choice(attacks))
-        mixed.append(LabelledText(" ".join(part[:200] for part in parts), is_attack))
-    return [*corpora, *ordinary, *mixed]
+    return [*s_labs("train"), *neuralchemy("train"), *choice.sample(prose("train"), _PROSE)]
 
 
-def _encoded(encoder: WindowEncoder, texts: Sequence[LabelledText]) -> _Encoded:
-    windows, vectors = encoder.encode([one.text for one in texts])
+def _encoded(encoder: WindowEncoder, texts: Sequence[LabelledText], *, sentences: bool = True) -> _Encoded:
+    windows, vectors = encoder.encode([one.text for one in texts], sentences=sentences)
     return _Encoded(vectors, np.array([window.text for window in windows]), np.array([one.is_attack for one in texts]))
 
 
-def _fit(encoded: _Encoded) -> nn.Sequential:
+def _encoded_for_training(encoder: WindowEncoder, texts: Sequence[LabelledText]) -> tuple[FloatArray, FloatArray]:
+    """Vectors (windows, width) and labels (windows,). Sentences of attacks are left out: most sentences of a long one
+    are ordinary."""
+    cut = [LabelledText(one.text[:_MOST_CHARACTERS], one.is_attack) for one in texts]
+    attacks = _encoded(encoder, [one for one in cut if one.is_attack], sentences=False)
+    ordinary = _encoded(encoder, [one for one in cut if not one.is_attack])
+    labels = np.repeat(np.array([1, 0], dtype=np.float32), [len(attacks.vectors), len(ordinary.vectors)])
+    return np.concatenate([attacks.vectors, ordinary.vectors]), labels
+
+
+def _fit(vectors: FloatArray, are_attacks: FloatArray) -> nn.Sequential:
     torch.manual_seed(_SEED)
-    inputs = torch.from_numpy(encoded.vectors)
-    labels = torch.from_numpy(encoded.are_attacks[encoded.texts]).float()
+    inputs, labels = torch.from_numpy(vectors), torch.from_numpy(are_attacks)
     network = nn.Sequential(nn.Linear(inputs.shape[1], _HIDDEN), nn.ReLU(), nn.Dropout(0.2), nn.Linear(_HIDDEN, 1))
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
     weight = (labels == 0).sum() / (labels == 1).sum()

@@ -41,8 +41,10 @@ class WindowEncoder:
         self._begin, self._end = (_special(tokenizer, token) for token in ("[CLS]", "[SEP]"))
         self._pooling = Pooling()
 
-    def encode(self, texts: Sequence[str]) -> tuple[list[Window], npt.NDArray[np.float32]]:
-        """The windows in order of texts and starts, and a row for each. A text without tokens has no window.
+    def encode(self, texts: Sequence[str], *, sentences: bool = True) -> tuple[list[Window], npt.NDArray[np.float32]]:
+        """The windows of each text in turn, and a row for each. A text without tokens has no window.
+
+        With ``sentences``, each sentence of a text is a window too.
 
         Texts must be encodable as UTF-8.
         """
@@ -50,7 +52,8 @@ class WindowEncoder:
         rows: list[list[int]] = []
         for number, encoding in enumerate(self._tokenizer.encode_batch(list(texts), add_special_tokens=False)):
             ids, offsets = encoding.ids, encoding.offsets
-            for first, last in self.size.cut(len(ids)):
+            cut = self.size.cut_with_sentences(texts[number], offsets) if sentences else self.size.cut(len(ids))
+            for first, last in cut:
                 windows.append(Window(number, offsets[first][0], offsets[last - 1][1]))
                 rows.append([self._begin, *ids[first:last], self._end])
         vectors = np.zeros((len(rows), self._network.config.hidden_size), dtype=np.float32)

@@ -72,7 +72,7 @@ class PiiCheck:
         found: list[Finding] = []
         for start, piece in pieces(plain.text, _PIECE_CHARACTERS, _OVERLAP_CHARACTERS):
             found += (shifted(one, start) for one in self._in_piece(piece))
-        return joined(plain.original(one) for one in found)
+        return joined(plain.original(one) for one in found if not _is_part_of_surer(one, found))
 
     def _in_piece(self, piece: str) -> Iterator[Finding]:
         if not piece.strip():
@@ -82,6 +82,13 @@ class PiiCheck:
         with self._engine.get_nlp(_LANGUAGE).memory_zone():
             for one in self._analyzer.analyze(piece, _LANGUAGE, entities=wanted):
                 yield Finding(one.entity_type, one.start, one.end, round(min(1.0, one.score), 3))
+
+
+def _is_part_of_surer(one: Finding, findings: Sequence[Finding]) -> bool:
+    """Whether another finding says more of these digits: a card's number is in the format of a phone's, too."""
+    return one.type == PHONE and any(
+        other.score > one.score and other.start < one.end and one.start < other.end for other in findings
+    )
 
 
 class _Engine(SpacyNlpEngine):

@@ -1,7 +1,7 @@
 """Check ``prompt_injection``: texts that give instructions against those of the system prompt.
 
 A small head on the vectors of a sentence encoder, trained by ``deploy.models.train_prompt_injection``. It looks at
-windows that overlap, so that an attack within a long document is not averaged away.
+windows that overlap and at each sentence by itself, so that an attack within a long document is not averaged away.
 """
 
 import json
@@ -57,7 +57,7 @@ class InjectionHead:
 
 
 class PromptInjectionCheck:
-    """A finding is a window, or more that touch. The score is the highest probability."""
+    """A finding is a sentence or a window, or more that touch. The score is the highest probability."""
 
     name = PROMPT_INJECTION
 

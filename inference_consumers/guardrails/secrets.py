@@ -14,7 +14,7 @@ from inference_consumers.guardrails.check import CheckContext, Finding
 from inference_consumers.guardrails.normalization import normalized
 from inference_consumers.guardrails.spans import joined
 
-_LEAST_ENTROPY_BITS = 3.0
+LEAST_ENTROPY_BITS = 3.0
 """Of each character of an assigned value. English words have 2 to 3, 20 random letters and digits about 4."""
 _PLACEHOLDERS = (
     "example",
@@ -53,7 +53,7 @@ def _looks_random(value: str) -> bool:
     if any(word in lower for word in _PLACEHOLDERS):
         return False
     kinds = (any(map(test, value)) for test in (str.islower, str.isupper, str.isdigit))
-    return sum(kinds) >= 2 and entropy_bits(value) >= _LEAST_ENTROPY_BITS
+    return sum(kinds) >= 2 and entropy_bits(value) >= LEAST_ENTROPY_BITS
 
 
 def _is_no_placeholder(value: str) -> bool:

@@ -7,8 +7,11 @@ import pytest
 from deploy.local.layout import PROJECT_ROOT
 from fairlane.settings import Settings
 from fairlane_server.kafka.transactions import TransactionLoop
+from fairlane_server.re2_patterns import MOST_CHARACTERS, MOST_MATCHES
 from inference_consumers.capacity.measurement import FRESH_FOR_S
 from inference_consumers.engine_process.stall_detection import TIMES_PREDICTED
+from inference_consumers.guardrails.post_processing import MOST_REPAIRED_CHARACTERS
+from inference_consumers.guardrails.secrets import LEAST_ENTROPY_BITS
 from stream_processors.dispatcher.admission.degradation import DEFAULT_LADDER
 
 WORDS = {"ten": 10.0}
@@ -29,6 +32,10 @@ CASES = [
     ("how-fairlane-decides.md", r"\u2026 ([\d.]+) one more step", DEFAULT_LADDER.up_at[-1]),
     ("how-fairlane-decides.md", r"given back after (\d+) s below", DEFAULT_LADDER.down_after_ms / 1_000),
     ("gateway.md", r"`ENGINE_HANG_TIMEOUT_S` \((\d+) s\)", setting("engine_hang_timeout_s")),
+    ("guardrails-checks.md", r"at most ([\d,]+) characters, and matches", MOST_CHARACTERS),
+    ("guardrails-checks.md", r"Behind ([\d,]+) matches", MOST_MATCHES),
+    ("guardrails-checks.md", r"with (\d+) bits of entropy", LEAST_ENTROPY_BITS),
+    ("guardrails-checks.md", r"if it has at most ([\d,]+) characters", MOST_REPAIRED_CHARACTERS),
     ("adr/0030-graceful-degradation.md", r"one step down after (\d+) s", DEFAULT_LADDER.down_after_ms / 1_000),
     ("adr/0030-graceful-degradation.md", r"one step up per (\d+) ms", DEFAULT_LADDER.up_every_ms),
 ]
@@ -38,4 +45,4 @@ CASES = [
 def test_a_number_in_a_document_is_that_of_the_code(page: str, pattern: str, value: float) -> None:
     found = re.findall(pattern, (PROJECT_ROOT / "docs" / page).read_text(encoding="utf-8"))
     assert found, "the document no longer says it: change the pattern with the sentence"
-    assert {WORDS.get(number) or float(number) for number in found} == {float(value)}
+    assert {WORDS.get(number) or float(number.replace(",", "")) for number in found} == {float(value)}

@@ -123,6 +123,9 @@ def test_the_command_prints_one_json_object_and_is_fast_when_ready() -> None:
         ("all-minilm-l6-v2", "ready"),
         ("all-minilm-l6-v2-static", "ready"),
         ("digits", "ready"),
+        ("en-core-web-sm", "ready"),
+        ("toxicity", "ready"),
+        ("prompt-injection", "ready"),
     ]
     assert sum(model["seconds"] for model in models) < 2
     assert all((Path(model["path"]) / MANIFEST).is_file() for model in models)

@@ -1,5 +1,6 @@
 """Findings joined, texts replaced, and texts cut into pieces: nothing is lost and nothing moves."""
 
+import re
 from itertools import pairwise
 
 import pytest
@@ -81,6 +82,27 @@ def test_windows_have_every_token(count: int, tokens: int, data: st.DataObject) 
     assert all(last - first == min(tokens, count) for first, last in windows)
     for (_, last), (first, _) in pairwise(windows):
         assert last - first >= size.overlap
+
+
+def test_each_sentence_is_a_window_too_and_no_window_comes_twice() -> None:
+    text = "one two three four. five six seven eight nine!\nten. eleven twelve thirteen fourteen"
+    offsets = [match.span() for match in re.finditer(r"\w+|[.!]", text)]
+    windows = WindowSize(8, 2).cut_with_sentences(text, offsets)
+    parts = [text[offsets[first][0] : offsets[last - 1][1]] for first, last in windows]
+    assert parts[-3:] == ["one two three four.", "five six seven eight nine!", "eleven twelve thirteen fourteen"]
+    assert windows[:-3] == WindowSize(8, 2).cut(len(offsets))
+    assert WindowSize(8, 2).cut_with_sentences("one two three four", offsets[:4]) == [(0, 4)]
+    assert WindowSize(8, 2).cut_with_sentences("", []) == []
+
+
+@given(st.text(alphabet="ab .\n", max_size=200), st.integers(2, 12))
+def test_sentences_add_windows_of_the_same_size(text: str, tokens: int) -> None:
+    offsets = [match.span() for match in re.finditer(r"\w+|\.", text)]
+    size = WindowSize(tokens, 1)
+    windows = size.cut_with_sentences(text, offsets)
+    assert windows[: len(size.cut(len(offsets)))] == size.cut(len(offsets))
+    assert len(set(windows)) == len(windows)
+    assert all(0 <= first < last <= min(len(offsets), first + tokens) for first, last in windows)
 
 
 def test_windows_that_never_end_are_refused() -> None:

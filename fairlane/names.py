@@ -80,9 +80,8 @@ RECORDED_TOPICS = tuple(
 )
 """Patterns of the topics that the recorder reads, in the notation of ``Consumer.subscribe``."""
 
-DEAD_LETTER_REPLAY_ID = TOPIC_PREFIX + "fairlane-dead-letter-replay."
-"""Beginning of the transactional ids of replays of dead letters, one for each tenant: the latest to start fences the
-others, so that no two replay the same letter. Not one for all: a tenant can block one that writes its topics."""
+DEAD_LETTER_REPLAY_IDS = TOPIC_PREFIX + "fairlane-dead-letter-replay."
+"""Beginning of the transactional ids of replays of dead letters."""
 
 _REQUESTS = topic_name("requests.")
 _BACKFILL = topic_name("backfill.")
@@ -256,6 +255,12 @@ def job_group(prefix: str, job_id: str) -> str:
 def job_transactional_id(prefix: str, job_id: str) -> str:
     """Transactional id of an offline job's publisher: the latest one fences its predecessors."""
     return group_id(f"{prefix}.job.{job_id}")
+
+
+def dead_letter_replay_id(tenant: str) -> str:
+    """Transactional id of a replay of a tenant's dead letters: the latest to start fences the others, so that no two
+    replay the same letter. One for each tenant: a tenant can block a producer that writes its topics."""
+    return DEAD_LETTER_REPLAY_IDS + tenant
 
 
 def observer_group(name: str) -> str:

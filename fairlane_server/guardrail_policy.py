@@ -1,10 +1,10 @@
 """Rules of a guardrail policy: what it may ask for, and its digest for cache keys. Pure."""
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from functools import lru_cache
 from hashlib import blake2b
-
-import msgspec
 
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
 from fairlane.outcomes import GuardrailAction, GuardrailCheck, GuardrailFailure, GuardrailStage
@@ -92,7 +92,8 @@ def active_policy(policy: GuardrailPolicy | None) -> GuardrailPolicy | None:
 @lru_cache(1_024)
 def policy_digest(policy: GuardrailPolicy) -> bytes:
     """Digest of everything in the policy: an answer given under one policy is never given under another."""
-    return blake2b(msgspec.msgpack.encode(policy), digest_size=_DIGEST_BYTES, person=b"fairlane-guards").digest()
+    text = json.dumps(asdict(policy))
+    return blake2b(text.encode(), digest_size=_DIGEST_BYTES, person=b"fairlane-guards").digest()
 
 
 def _check_rules(stage: GuardrailStage, rules: Sequence[GuardrailRule]) -> None:

@@ -173,11 +173,11 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
         case KafkaRole.OPERATOR:
             yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
         case KafkaRole.REPLAYER:
-            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_ID, True, Operation.WRITE
+            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
         case KafkaRole.ADMIN:
             yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
             # The same as the command's: of two replays for a tenant the newer one ends the older.
-            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_ID, True, Operation.WRITE
+            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
 
 
 def _check_prefixes(families: Iterable[TopicFamily]) -> None:

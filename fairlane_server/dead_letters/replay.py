@@ -16,7 +16,7 @@ from fairlane.cluster import LastConnectionError, one_line, quiet_config, reason
 from fairlane.codec import Codec
 from fairlane.dead_letters import position_name
 from fairlane.kafka_config import transactional_producer
-from fairlane.names import DEAD_LETTER_REPLAY_ID, is_request_id, tenant_of_request_topic
+from fairlane.names import dead_letter_replay_id, is_request_id, tenant_of_request_topic
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, InferenceRequest, SourceCoordinate, WorkItem
 from fairlane.settings import KafkaSettings
@@ -181,7 +181,7 @@ class Replayer(Closing):
             raise ClusterError(f"there are letters of {len(tenants)} tenants: choose at most {MOST_TENANTS} (--tenant)")
         for tenant in tenants:
             errors = LastConnectionError()
-            config = transactional_producer(self._settings, f"{DEAD_LETTER_REPLAY_ID}{tenant}", _TIMEOUT_MS)
+            config = transactional_producer(self._settings, dead_letter_replay_id(tenant), _TIMEOUT_MS)
             producer = self._producers[tenant] = Producer(quiet_config(config, errors))
             try:
                 _repeat(partial(producer.init_transactions, _CALL_TIMEOUT_S), _SLOW_TRIES)

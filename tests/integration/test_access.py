@@ -215,7 +215,7 @@ IDS = {
     names.consumer_transactional_ids(GROUP_PREFIX, "fast", "consumer-1")[0]: {_FAST},
     names.consumer_transactional_ids(GROUP_PREFIX, "fast-2", "consumer-1")[1]: {_FAST_2},
     names.job_transactional_id(GROUP_PREFIX, "j1"): {_BACKFILL},
-    f"{names.DEAD_LETTER_REPLAY_ID}acme": {_REPLAYER, _ADMIN},
+    names.dead_letter_replay_id("acme"): {_REPLAYER, _ADMIN},
     names.tenant_group("acme", "writer"): set[KafkaUser](),
     "someone-else": set[KafkaUser](),
 }

@@ -97,9 +97,7 @@ def test_the_latest_replay_stops_those_before_it(bench: DeadLettersBench, log: D
 def test_a_replay_that_was_killed_has_not_happened(bench: DeadLettersBench, log: DeadLetterReader) -> None:
     place = bench.bury(bench.pipeline.request())
     killed = Producer(
-        transactional_producer(
-            bench.pipeline.settings, f"{names.DEAD_LETTER_REPLAY_ID}{bench.pipeline.tenant('a')}", 10_000
-        )
+        transactional_producer(bench.pipeline.settings, names.dead_letter_replay_id(bench.pipeline.tenant("a")), 10_000)
         | {"log_level": 0}
     )
     killed.init_transactions(10)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import (
     UserScramCredentialUpsertion,
 )
 
-from fairlane.names import DEAD_LETTER_REPLAY_ID
+from fairlane.names import DEAD_LETTER_REPLAY_IDS
 from fairlane_server.dead_letters.bulk import DeadLetters
 from fairlane_server.topics.families import load_families
 from tests.kit.dead_letters_bench import DeadLettersBench, dead_letters
@@ -87,7 +87,7 @@ def act_as(bench: DeadLettersBench, role: str, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_a_replayer_may_replay(bench: DeadLettersBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_begin = (ResourceType.TRANSACTIONAL_ID, DEAD_LETTER_REPLAY_ID, PREFIXED, AclOperation.WRITE)
+    may_begin = (ResourceType.TRANSACTIONAL_ID, DEAD_LETTER_REPLAY_IDS, PREFIXED, AclOperation.WRITE)
     act_as(bench, "replayer", monkeypatch, may_begin)
     bench.bury(bench.pipeline.request())
     code, text, complaint = bench.run("replay", "--all")
@@ -112,7 +112,7 @@ def test_an_operator_may_look_and_not_replay(bench: DeadLettersBench, monkeypatc
 
 
 def test_who_may_not_write_a_tenants_topic_is_told_so(bench: DeadLettersBench, monkeypatch: pytest.MonkeyPatch) -> None:
-    may_begin = (ResourceType.TRANSACTIONAL_ID, DEAD_LETTER_REPLAY_ID, PREFIXED, AclOperation.WRITE)
+    may_begin = (ResourceType.TRANSACTIONAL_ID, DEAD_LETTER_REPLAY_IDS, PREFIXED, AclOperation.WRITE)
     topic = bench.topics[DeadLetters.WORK]
     rules = [(ResourceType.TOPIC, topic, LITERAL, right) for right in (AclOperation.READ, AclOperation.WRITE)]
     describe = (ResourceType.TOPIC, "requests.", PREFIXED, AclOperation.DESCRIBE)

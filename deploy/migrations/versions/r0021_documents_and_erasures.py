@@ -241,6 +241,7 @@ BEGIN
         ('usage', 'occurred_at_ms + 0', 86400000),
         ('usage_daily', '(day - date ''1970-01-01'') * 86400000::bigint', 86400000),
         ('usage_daily_callers', '(day - date ''1970-01-01'') * 86400000::bigint', 86400000),
+        ('usage_hourly', 'hour * 3600000', 86400000),
         ('audit_logs', 'occurred_at_ms + 0', 86400000),
         ('conversation_turns', 'replied_at_ms', 0),
         ('erasures', 'requested_at_ms + 0', 86400000),

@@ -104,7 +104,7 @@ IDS: dict[str, tuple[Callable[[str, str], str], tuple[KafkaRole, ...]]] = {
     "consumer": (lambda _tenant, pool: names.consumer_transactional_ids(PREFIX, pool, "1")[0], (KafkaRole.CONSUMER,)),
     "job": (lambda _tenant, _pool: names.job_transactional_id(PREFIX, "j1"), (KafkaRole.BACKFILL,)),
     # One replay for a tenant at a time, whoever begins it.
-    "replay": (lambda tenant, _pool: f"{names.DEAD_LETTER_REPLAY_ID}{tenant}", (KafkaRole.REPLAYER, KafkaRole.ADMIN)),
+    "replay": (lambda tenant, _pool: names.dead_letter_replay_id(tenant), (KafkaRole.REPLAYER, KafkaRole.ADMIN)),
     "tenant": (lambda tenant, _pool: names.tenant_group(tenant, "writer"), ()),
 }
 

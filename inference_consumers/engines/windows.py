@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-_SENTENCE_END = re.compile(r"[.!?:;]+[\s\"')\]]+|\n+")
+SENTENCE_END = re.compile(r"[.!?:;]+[\s\"')\]]+|\n+")
 _LEAST_SENTENCE_TOKENS = 4
 
 
@@ -45,7 +45,7 @@ class WindowSize:
             text: what the tokens are of.
             offsets: [start, end) of each token in characters of the text, in order.
         """
-        ends = [bisect_left(offsets, (match.end(), 0)) for match in _SENTENCE_END.finditer(text)]
+        ends = [bisect_left(offsets, (match.end(), 0)) for match in SENTENCE_END.finditer(text)]
         edges = sorted({0, *ends, len(offsets)})
         sentences = [
             (first + begin, first + end)

@@ -8,12 +8,14 @@ import math
 import re
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from inference_consumers.engines.windows import SENTENCE_END
 from inference_consumers.guardrails.check import CheckContext, Finding
 from inference_consumers.guardrails.normalization import normalized
 from inference_consumers.guardrails.spans import joined, pieces, shifted
@@ -21,7 +23,7 @@ from inference_consumers.guardrails.spans import joined, pieces, shifted
 TOXICITY = "toxicity"
 THRESHOLD = 0.5
 _PIECE_CHARACTERS = 300
-"""Of a sentence or two: the words of a longer piece would outweigh the one that matters."""
+"""Of a long sentence: the words of a longer piece would outweigh the one that matters."""
 _OVERLAP_CHARACTERS = 60
 _WORD = re.compile(r"\b\w\w+\b")
 WEIGHTS, VOCABULARY = "toxicity.safetensors", "vocabulary.json"
@@ -64,7 +66,7 @@ class ToxicityModel:
 
 
 class ToxicityCheck:
-    """A finding is the piece of some sentences that is toxic: the model does not say which word is."""
+    """A finding is a sentence, or a piece of a long one: the model does not say which word is toxic."""
 
     name = TOXICITY
 
@@ -77,8 +79,11 @@ class ToxicityCheck:
     def _find(self, text: str) -> list[Finding]:
         plain = normalized(text)
         found = []
-        for start, piece in pieces(plain.text, _PIECE_CHARACTERS, _OVERLAP_CHARACTERS):
-            probability = self._model.probability(piece)
-            if probability >= THRESHOLD:
-                found.append(shifted(Finding(TOXICITY, 0, len(piece), round(probability, 3)), start))
+        ends = [match.end() for match in SENTENCE_END.finditer(plain.text)]
+        for begin, end in pairwise((0, *ends, len(plain.text))):
+            for start, piece in pieces(plain.text[begin:end], _PIECE_CHARACTERS, _OVERLAP_CHARACTERS):
+                probability = self._model.probability(piece)
+                if probability >= THRESHOLD and piece.strip():
+                    hit = Finding(TOXICITY, 0, len(piece.rstrip()), round(probability, 3))
+                    found.append(shifted(hit, begin + start))
         return joined(plain.original(one) for one in found)

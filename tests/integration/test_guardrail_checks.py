@@ -122,8 +122,8 @@ def test_special_tokens_of_the_encoder_are_text(checks: dict[str, Check]) -> Non
 def test_insults_are_found(checks: dict[str, Check]) -> None:
     text = CALM * 10 + "You are a fucking idiot. " + CALM * 10
     [hit] = found(checks["toxicity"], text)
-    assert "idiot" in text[hit.start : hit.end]
-    assert hit.end - hit.start <= 600
+    assert text[hit.start : hit.end] == "You are a fucking idiot."
+    assert found(checks["toxicity"], "word " * 300 + "fucking idiot " + "word " * 300)
     assert found(checks["toxicity"], CALM * 10) == []
 
 

@@ -10,6 +10,7 @@ import csv
 import importlib
 import importlib.metadata
 import inspect
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,7 +71,10 @@ def prose(part: str) -> list[LabelledText]:
         texts: Iterator[str] = (text for _, text in sorted(topics.items()))
     else:
         texts = (text for name in _PROSE_MODULES[part].split() for text in _docstrings(name))
-    found = dict.fromkeys(paragraph for text in texts for paragraph in _paragraphs(text))
+    with warnings.catch_warnings():
+        # Of members that a later Python does not have.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        found = dict.fromkeys(paragraph for text in texts for paragraph in _paragraphs(text))
     return [LabelledText(text, is_attack=False) for text in found]
 
 

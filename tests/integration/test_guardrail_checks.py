@@ -144,7 +144,7 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_corpora_share_no_text() -> None:
-    training = {one.text for part in ("train",) for corpus in (s_labs, neuralchemy, prose) for one in corpus(part)}
+    training = {one.text for corpus in (s_labs, neuralchemy, prose) for one in corpus("train")}
     tests = {one.text for corpus in (s_labs, neuralchemy, prose) for one in corpus("test")}
     assert not training & tests
     assert not training & {one.text for one in yanismiraoui()}

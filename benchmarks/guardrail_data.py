@@ -1,4 +1,6 @@
-"""Held-out texts for the checks of the guardrails; nothing here was trained on, and no threshold chosen on it."""
+"""Held-out texts for the checks of the guardrails: not trained on, but for one paragraph of the language reference that
+is also in the documentation of pdb, and no threshold is chosen on them.
+"""
 
 import csv
 import inspect

@@ -8,8 +8,8 @@ from inference_consumers.guardrails.check import Finding
 def redacted(text: str, findings: Sequence[Finding]) -> str:
     """The text with each finding replaced by its type in brackets, as "[EMAIL_ADDRESS]".
 
-    Findings that overlap or touch are one: the type is that of the highest score, then of the longest, then the first
-    by name. Offsets outside the text are cut off.
+    Findings are cut to the text. Those that overlap or touch are one: the type is that of the highest score, then of
+    the longest, then the first by name.
     """
     parts: list[str] = []
     done = 0
@@ -21,13 +21,13 @@ def redacted(text: str, findings: Sequence[Finding]) -> str:
 
 
 def _merged(findings: Sequence[Finding], length: int) -> list[tuple[int, int, str]]:
-    spans = sorted(
-        (max(0, one.start), min(length, one.end), (-one.score, one.start - one.end, one.type)) for one in findings
-    )
+    spans: list[tuple[int, int, tuple[float, int, str]]] = []
+    for one in findings:
+        start, end = max(0, one.start), min(length, one.end)
+        if start < end:
+            spans.append((start, end, (-one.score, start - end, one.type)))
     merged: list[tuple[int, int, tuple[float, int, str]]] = []
-    for start, end, rank in spans:
-        if start >= end:
-            continue
+    for start, end, rank in sorted(spans):
         if merged and start <= merged[-1][1]:
             first, last, best = merged[-1]
             merged[-1] = (first, max(last, end), min(best, rank))

@@ -3,7 +3,8 @@
 set -eu
 
 here=$(cd "$(dirname "$0")" && pwd)
-folder=$1
+# Maven takes a relative path for one in the folder of its file.
+case $1 in /*) folder=$1 ;; *) folder=$PWD/$1 ;; esac
 # Of keycloak-quarkus-dist-26.4.7.zip
 sha256=dd9834c023460be856f731423d86228c23b5d002194a2064642bec0cc6573eaa
 

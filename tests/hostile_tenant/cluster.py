@@ -99,7 +99,8 @@ def _apply(kafka: CheckingKafka, folder: Path, pipeline: Pipeline) -> None:
     )
     write_tenants(tenants, (TenantSpec(name, services=tuple(given)) for name, given in pipeline.tenants.items()))
     env = {
-        **os.environ,
+        # Without the connection of somebody's cluster.
+        **{name: value for name, value in os.environ.items() if not name.startswith("KAFKA_")},
         "TENANTS_FILE": str(tenants),
         "MODELS_FILE": str(models),
         "TOPIC_PREFIX": pipeline.prefix,

@@ -42,7 +42,12 @@ def served(
         TenantSpec("free", cache="exact"),
     ]
     folder = tmp_path_factory.mktemp("guardrails")
-    env = {"GUARDRAIL_CHECKS": "secrets", "GUARDRAIL_HOLD_BACK_CHARACTERS": "20"}
+    env = {
+        "GUARDRAIL_CHECKS": "secrets",
+        "GUARDRAIL_HOLD_BACK_CHARACTERS": "20",
+        # Without the models of checks.
+        "MODELS_DIR": str(folder / "models"),
+    }
     with serving(broker, postgres, folder, redis_url=redis_url, env=env, tenants=tenants) as served:
         yield served
 

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from fairlane.money import NANOS_PER_UNIT
 from fairlane.settings import Settings
 from fairlane_server.costs.anomalies import HourlyCost, HourlySpending, compared_hours, judge
-from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect, deadline, describe, explain
-from fairlane_server.postgres.migrations import DatabaseError, missing_extra
+from fairlane_server.postgres.reading import reading
 
 if TYPE_CHECKING:
     import psycopg
@@ -28,26 +27,9 @@ WHERE tenant IN (SELECT tenant FROM usage_hourly WHERE hour * 3600000 = ANY(%s) 
 
 
 def hourly_spending(settings: Settings, now_ms: int) -> list[HourlySpending]:
-    """As ``read_hourly_spending``, with a connection of its own. Raises DatabaseError with one line: Postgres cannot be
-    used, or has no tables."""
-    try:
-        import psycopg
-    except ImportError as error:
-        raise missing_extra(error) from None
-    dsn = settings.postgres_dsn.get_secret_value()
-    try:
-        database = describe(dsn)
-    except ValueError as error:
-        raise DatabaseError(f"POSTGRES_DSN: {error}") from None
-    try:
-        with connect(dsn, _APPLICATION) as connection, deadline(connection, _TIMEOUT_S):
-            connection.execute("SET TRANSACTION READ ONLY")
-            act_for(connection, ALL_TENANTS)
-            return read_hourly_spending(connection, now_ms, settings.spend_anomaly_least * NANOS_PER_UNIT)
-    except psycopg.errors.UndefinedTable:
-        raise DatabaseError(f"{database}: there are no tables; `fairlane db upgrade` makes them") from None
-    except psycopg.Error as error:
-        raise DatabaseError(f"{database}: {explain(error)}") from None
+    """As ``read_hourly_spending``, with a connection of its own. Raises as ``reading``."""
+    with reading(settings, _APPLICATION, _TIMEOUT_S) as connection:
+        return read_hourly_spending(connection, now_ms, settings.spend_anomaly_least * NANOS_PER_UNIT)
 
 
 def read_hourly_spending(connection: "psycopg.Connection", now_ms: int, least_nanos: int) -> list[HourlySpending]:

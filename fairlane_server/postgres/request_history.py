@@ -21,8 +21,7 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane.settings import Settings
-from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect, deadline, describe, explain
-from fairlane_server.postgres.migrations import DatabaseError, missing_extra
+from fairlane_server.postgres.reading import reading
 from fairlane_server.postgres.request_timeline import History, RecordedReply
 
 Rows = Sequence[tuple[Any, ...]]
@@ -67,30 +66,13 @@ ORDER BY replied_at_ms DESC, source_offset DESC LIMIT %s
 def read_history(settings: Settings, request_id: str, tenant: str | None = None) -> History:
     """Read everything recorded under an id, of one tenant or, as a trusted service, of all.
 
-    At most MAX_ROWS of each kind, the newest. Raises DatabaseError with one line: Postgres cannot be used, or has no
-    tables.
+    At most MAX_ROWS of each kind, the newest. Raises as ``reading``.
     """
-    try:
-        import psycopg
-    except ImportError as error:
-        raise missing_extra(error) from None
-    dsn = settings.postgres_dsn.get_secret_value()
-    try:
-        database = describe(dsn)
-    except ValueError as error:
-        raise DatabaseError(f"POSTGRES_DSN: {error}") from None
-    try:
-        with connect(dsn, _APPLICATION) as connection, deadline(connection, _TIMEOUT_S):
-            # One snapshot, so that a reply is never seen without the decisions that were recorded before it.
-            connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
-            act_for(connection, ALL_TENANTS if tenant is None else tenant)
-            decisions, usage, replies = (
-                connection.execute(query, (request_id, MAX_ROWS)).fetchall() for query in (DECISIONS, USAGE, REPLIES)
-            )
-    except psycopg.errors.UndefinedTable:
-        raise DatabaseError(f"{database}: there are no tables; `fairlane db upgrade` makes them") from None
-    except psycopg.Error as error:
-        raise DatabaseError(f"{database}: {explain(error)}") from None
+    # One snapshot, so that a reply is never seen without the decisions that were recorded before it.
+    with reading(settings, _APPLICATION, _TIMEOUT_S, tenant, one_snapshot=True) as connection:
+        decisions, usage, replies = (
+            connection.execute(query, (request_id, MAX_ROWS)).fetchall() for query in (DECISIONS, USAGE, REPLIES)
+        )
     return history_of(decisions, usage, replies)
 
 

@@ -44,7 +44,6 @@ from producers.gateway.native.routes import ShortPath
 from producers.gateway.native.routes import router as native_router
 from producers.gateway.openai.batch_deps import BatchDeps, FileLimits
 from producers.gateway.openai.batches import router as batch_router
-from producers.gateway.openai.files import MOST_FORM_BYTES
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.openai.streams import OpenAIDeps
 from producers.gateway.pipeline.chunk_reader import ChunkReader
@@ -54,6 +53,7 @@ from producers.gateway.pipeline.pending import Pending
 from producers.gateway.pipeline.publisher import AsyncPublisher, producer_config
 from producers.gateway.pipeline.reply_reader import ReplyReader
 from producers.gateway.pipeline.submitter import Submitter
+from producers.gateway.received_forms import MOST_FORM_BYTES
 from producers.gateway.results.cache_entries import MOST_ENTRY_BYTES
 from producers.gateway.results.request_store import RequestStore
 from producers.gateway.results.results import RECENT_MS, Results

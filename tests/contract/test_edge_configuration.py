@@ -11,7 +11,7 @@ from producers.gateway.app import Gateway
 from producers.gateway.edge.connections import ConnectionTimeouts
 from producers.gateway.edge.limited_protocol import MOST_HEAD_BYTES
 from producers.gateway.native.deps import EventPolicy
-from producers.gateway.openai.files import MOST_FORM_BYTES
+from producers.gateway.received_forms import MOST_FORM_BYTES
 from producers.openai_api.errors import speaks_openai
 
 FOLDER = PROJECT_ROOT / "deploy" / "nginx"

@@ -18,6 +18,7 @@ from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import Blob, blob_of, file_url
 from producers.gateway.identity.identity import Authenticate, Identity, Permission, require
 from producers.gateway.openapi import ErrorDocs
+from producers.gateway.received_forms import LENGTH_REQUIRED
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.ingest.upload_store import DocumentQuota, TenantDocuments, UnknownCollectionError
 from producers.openai_api.errors import UNAVAILABLE, GatewayError
@@ -29,7 +30,7 @@ UNKNOWN_COLLECTION, UNKNOWN_DOCUMENT = "unknown_collection", "unknown_document"
 QUOTA_REACHED = "insufficient_quota"
 NO_EMBEDDER = "no_embedder"
 """The gateway's own code: no process that ingests documents has started yet."""
-CONFLICT, LENGTH_REQUIRED, UNSUPPORTED = "conflict", "length_required", "unsupported_format"
+CONFLICT, UNSUPPORTED = "conflict", "unsupported_format"
 
 _RETRY_AFTER_MS = 2_000
 CALL_TIMEOUT_S = 10.0

@@ -3,22 +3,19 @@
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from errno import errorcode
 from functools import partial
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
-from starlette.formparsers import MultiPartException
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from producers.backfill.errors import JobFailedError, UnavailableError
 from producers.backfill.files import BLOCK_BYTES
 from producers.gateway.documents.deps import (
-    LENGTH_REQUIRED,
     QUOTA_REACHED,
     UNSUPPORTED,
     DocumentDeps,
@@ -26,11 +23,11 @@ from producers.gateway.documents.deps import (
     unknown_collection,
 )
 from producers.gateway.edge.body_limit import declared_bytes
-from producers.gateway.openai.files import form_of
 from producers.gateway.pipeline.call_context import current
+from producers.gateway.received_forms import form_of, no_length, receiving
 from producers.ingest.document import HEAD_BYTES, Document, DocumentRefusedError, checked_name, sniffed
 from producers.ingest.upload_store import QuotaReachedError, Reservation
-from producers.openai_api.errors import GatewayError, client_gone
+from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
 
@@ -51,7 +48,7 @@ async def uploaded(deps: DocumentDeps, request: Request, tenant: str, collection
     """Receive a document and queue it. ``name`` goes before that of the form. Raises GatewayError."""
     declared = declared_bytes(request.scope)
     if declared is None:
-        raise GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
+        raise no_length()
     if name is not None:
         _checked(name)
     with deps.transfers.taken(tenant):
@@ -84,20 +81,8 @@ async def _received(deps: DocumentDeps, request: Request, name: str | None) -> A
     """The body on disk, in a file without a name. Raises GatewayError."""
     media_type = request.headers.get("content-type", "")[:MOST_TYPE_CHARS]
     is_form = media_type.lower().startswith("multipart/form-data")
-    file: Any = None
-    try:
-        async with asyncio.timeout(deps.transfer_s):
-            file = await (form_of(request, deps.spool_folder) if is_form else _raw(deps, request))
-    except ClientDisconnect:
-        raise client_gone(None) from None
-    except TimeoutError:
-        message = f"the body took more than {deps.transfer_s:g} s"
-        raise GatewayError(408, Code.INVALID, message, field="body") from None
-    except OSError as error:
-        log.error("upload_not_spooled", error=errorcode.get(error.errno or 0, "unknown"))
-        raise unavailable() from None
-    except (MultiPartException, ValueError):
-        raise GatewayError(400, Code.INVALID, "file: the body is no form with a file", field="file") from None
+    async with receiving(deps.transfer_s, unavailable):
+        file: Any = await (form_of(request, deps.spool_folder) if is_form else _raw(deps, request))
     if not is_form:
         with file:
             yield _Content(file, file.tell(), name, media_type)

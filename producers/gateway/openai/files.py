@@ -4,18 +4,14 @@ import asyncio
 import re
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from errno import errorcode
 from functools import partial
-from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query
 from pydantic import BaseModel, Field
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import FormData, UploadFile
-from starlette.formparsers import MultiPartException, MultiPartParser
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -31,48 +27,8 @@ from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.openai.batch_deps import ERRORS, FILE_ID, BatchDeps, Page, StoredEntry, unavailable
 from producers.gateway.openapi import CREATED_S, READ_STATUSES, ErrorDocs, Responses, answered, errors
 from producers.gateway.pipeline.call_context import current
-from producers.openai_api.errors import GatewayError, client_gone
-
-MOST_FIELDS = 8
-MOST_FIELD_BYTES = 1_024
-MOST_FORM_BYTES = 16_384
-"""Allowance for the body besides its file: the other fields, their headers and the boundaries. A form with more is not
-rejected; until it is complete, its file then counts for more than its size."""
-
-
-class SpoolingParser(MultiPartParser):
-    """Multipart parser that writes the file to an unnamed file in ``folder``, which disappears with the process.
-
-    Starlette's parser keeps the first MiB of a file in memory, and the rest in the system's temporary folder, which in
-    a container may be memory too.
-    """
-
-    def __init__(self, request: Request, folder: Path) -> None:
-        super().__init__(
-            request.headers,
-            request.stream(),
-            max_files=1,
-            max_fields=MOST_FIELDS,
-            max_part_size=MOST_FIELD_BYTES,
-        )
-        self._folder = folder
-
-    def on_headers_finished(self) -> None:
-        super().on_headers_finished()
-        upload = self._current_part.file
-        if upload is not None:
-            # Starlette's spool, still empty and in memory.
-            upload.file.close()
-            upload.file = TemporaryFile(dir=self._folder)  # noqa: SIM115 - the form closes it
-            # Closed with the others if the rest of the form does not arrive.
-            self._files_to_close_on_error.append(upload.file)  # type: ignore[arg-type]  # it closes them, no more
-
-
-async def form_of(request: Request, folder: Path) -> FormData:
-    """Parse the form; the caller must close it. Raises MultiPartException, ClientDisconnect, OSError and ValueError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return await SpoolingParser(request, folder).parse()
-
+from producers.gateway.received_forms import LENGTH_REQUIRED, MOST_FORM_BYTES, form_of, no_form, no_length, receiving
+from producers.openai_api.errors import GatewayError
 
 log = get_logger(__name__)
 
@@ -81,8 +37,6 @@ QUOTA_REACHED = "insufficient_quota"
 
 LEAST_TTL_S = 3_600
 _ANCHOR = "created_at"
-LENGTH_REQUIRED = "length_required"
-"""The gateway's own code."""
 _UNFINISHED_UPLOAD_TTL_MS = 2 * 3_600_000
 """How long an unfinished upload counts toward the quota if its gateway died: longer than an upload may take."""
 
@@ -302,9 +256,9 @@ def asked_ttl_s(form: FormData, most_s: int) -> int:
 async def _uploaded(deps: BatchDeps, request: Request, tenant: str) -> File:
     declared = declared_bytes(request.scope)
     if declared is None:
-        raise GatewayError(411, LENGTH_REQUIRED, "the length of the body must be given", field="content-length")
+        raise no_length()
     if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        raise _no_form()
+        raise no_form()
     with deps.transfers.taken(tenant):
         coming = await run_in_threadpool(_reserve, deps, tenant, declared)
         try:
@@ -346,20 +300,8 @@ def _leave(deps: BatchDeps, file: StoredFile) -> None:
 
 async def _received(deps: BatchDeps, request: Request) -> FormData:
     """Receive the form, with its file on disk; the caller must close it. Raises GatewayError."""
-    try:
-        async with asyncio.timeout(deps.transfer_s):
-            return await form_of(request, deps.spool_folder)
-    except ClientDisconnect:
-        raise client_gone(None) from None
-    except TimeoutError:
-        message = f"the body took more than {deps.transfer_s:g} s"
-        raise GatewayError(408, Code.INVALID, message, field="body") from None
-    except OSError as error:
-        log.error("upload_not_spooled", error=errorcode.get(error.errno or 0, "unknown"))
-        raise unavailable() from None
-    except (MultiPartException, ValueError):
-        # ValueError: a body may name any codec of Python as its charset, also one that decodes no text.
-        raise _no_form() from None
+    async with receiving(deps.transfer_s, unavailable):
+        return await form_of(request, deps.spool_folder)
 
 
 def _described(deps: BatchDeps, coming: StoredFile, form: FormData) -> tuple[UploadFile, StoredFile]:
@@ -403,10 +345,6 @@ def _keep(deps: BatchDeps, file: StoredFile, upload: UploadFile) -> File:
 def _quota_reached(error: QuotaReachedError) -> GatewayError:
     message = f"file: {error}; delete some, or wait until some expire"
     return GatewayError(403, QUOTA_REACHED, message, field="file")
-
-
-def _no_form() -> GatewayError:
-    return _invalid("file", "the body is no form with a file")
 
 
 def _not_found() -> GatewayError:

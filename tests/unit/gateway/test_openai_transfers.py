@@ -20,7 +20,8 @@ from producers.gateway.edge import error_responses
 from producers.gateway.identity.identity import Identity
 from producers.gateway.openai.batch_deps import MOST_TRANSFERS_OF_TENANT, BatchDeps
 from producers.gateway.openai.batches import router
-from producers.gateway.openai.files import _Download, form_of
+from producers.gateway.openai.files import _Download
+from producers.gateway.received_forms import form_of
 
 SCOPE: Scope = {
     "type": "http",

@@ -161,7 +161,7 @@ class Endpoints:
 
     @property
     def owner_env(self) -> dict[str, str]:
-        """The environment of what is done as the owner of the tables: `fairlane db upgrade`, `keys` and `users`."""
+        """The environment of commands that act as the owner of the tables: `db upgrade`, `keys`, `users`, `audit`."""
         return self._variables("postgres_owner_dsn")
 
     def _variables(self, *names: str) -> dict[str, str]:

@@ -18,7 +18,7 @@ _SETTLE_S = 0.6
 _FRESH_S = 0.5
 _CATCH_UP_S = 0.2
 _IDLE_S = 60.0
-"""A feed that nobody asked for so long starts anew: it would have to read all that came meanwhile."""
+"""A feed without a reader for so long starts anew: else it would read all records since then."""
 
 
 class Observer(Closing):

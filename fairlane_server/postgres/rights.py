@@ -90,7 +90,7 @@ _KEY = (
     "created_at, expires_at, revoked_at, last_used_at"
 )
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms"
-# Of whoever fills collections.
+# For the roles that fill collections.
 _FILLED = {
     "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
     "documents": "SELECT, INSERT, DELETE",

@@ -17,7 +17,7 @@ _LEAST_RUN_WORDS = 12
 _LEAST_PART = 0.5
 """Of the prompt's shingles; an answer with so many of them leaks it, however short the runs."""
 _LEAST_WORDS = 4
-"""A shorter prompt holds nothing that could be told from common speech."""
+"""A shorter prompt cannot be distinguished from common phrases."""
 
 _Shingle = tuple[str, ...]
 

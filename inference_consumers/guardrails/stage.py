@@ -107,8 +107,8 @@ _Job = InputJob | _AnswerJob | _WindowJob
 
 @dataclass(slots=True)
 class Guardrails:
-    """Every item that is being checked. Methods are called under the lock unless they say otherwise; whoever called one
-    calls ``pump`` once the lock is released."""
+    """Every item that is being checked. Methods are called under the lock unless they say otherwise; the
+    caller of a method calls ``pump`` once the lock is released."""
 
     checks: Checks
     outlet: Outlet

@@ -15,7 +15,7 @@ from producers.backfill.job import BadRow, ChunkPlan, ParsedRow, RowIds
 
 MOST_TRIES = 5
 LONGEST_BUDGET_WAIT_MS = 300_000
-"""Longest wait of a row that a budget refuses: somebody may raise it before it renews."""
+"""Longest wait of a row that a budget refuses: an operator may raise the budget before it renews."""
 
 _BUDGET_CODES = frozenset({Code.INSUFFICIENT_QUOTA, Code.BUDGET_UNKNOWN})
 _BACKOFF = Backoff(first_s=1.0, longest_s=60.0)

@@ -61,7 +61,7 @@ REQUEST_ID_HEADER = "x-request-id"
 BUDGET_HEADER = "x-fairlane-budget"
 
 _LONGEST_RETRY_MS = 60_000
-"""OpenAI's clients retry sooner than they are told if they are told more than a minute."""
+"""OpenAI's clients ignore a retry time of more than a minute, and retry sooner."""
 
 _PATHS = ("/v1/chat", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/files", "/v1/batches")
 

@@ -63,10 +63,11 @@ def test_administration_is_off_and_for_named_addresses_alone() -> None:
 
 
 def test_bodies_have_the_bounds_of_the_gateway() -> None:
-    general, events, files = map(amount, values("client_max_body_size"))
+    general, events, files, documents = map(amount, values("client_max_body_size"))
     assert general == SETTINGS["gateway_max_body_bytes"].default
     assert events < general
     assert files == SETTINGS["gateway_max_file_bytes"].default + MOST_FORM_BYTES
+    assert documents == SETTINGS["gateway_max_document_bytes"].default + MOST_FORM_BYTES
 
 
 def test_a_head_is_smaller_than_what_a_gateway_takes() -> None:
@@ -84,10 +85,10 @@ def test_no_connection_is_used_that_a_gateway_may_be_closing() -> None:
 
 
 def test_the_edge_waits_longer_than_a_gateway() -> None:
-    general, files = map(amount, values("proxy_read_timeout"))
+    general, files, documents = map(amount, values("proxy_read_timeout"))
     # Identity, publishing, and the wait for the reply.
     assert general >= SETTINGS["gateway_wait_s"].default + 30
-    assert files > general
+    assert files == documents > general
     assert general > 2 * EventPolicy().ping_s
     timeouts = ConnectionTimeouts()
     assert [amount(value) for value in values("client_header_timeout")] == [timeouts.head_s]

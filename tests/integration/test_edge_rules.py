@@ -363,11 +363,12 @@ def test_a_full_disk_costs_only_calls_with_large_bodies(tmp_path: Path) -> None:
         assert client.post(NATIVE, content=b"x" * 10_000).status_code == 200
 
 
-def test_an_uploaded_file_is_not_stored_at_the_edge(site: Site) -> None:
+@pytest.mark.parametrize("path", ["/v1/files", "/v1/collections/handbook/documents"])
+def test_an_upload_is_not_stored_at_the_edge(site: Site, path: str) -> None:
     """The gateway decides by its head whether it wants it."""
     buffered = site.edge.nginx.folder / "bodies"
     with site.edge.connected() as peer:
-        peer.sendall(head("POST", "/v1/files", 5 * BODY_BYTES) + b"x" * BODY_BYTES)
+        peer.sendall(head("POST", path, 5 * BODY_BYTES) + b"x" * BODY_BYTES)
         eventually(lambda: site.first.begun + site.second.begun == 1, what="the call at a gateway")
         assert not [file for file in buffered.rglob("*") if file.is_file()]
         peer.sendall(b"x" * 4 * BODY_BYTES)

@@ -94,7 +94,7 @@ BEGIN
     END IF;
     before_ms := least(wanted_before_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - least_ms);
     PERFORM set_config('fairlane.tenant', '*', true);
-    -- What is locked just now is removed the next time: whoever updates rows locks them in another order.
+    -- Locked rows are left for the next run: updates lock rows in another order, so waiting could deadlock.
     EXECUTE format(
         'DELETE FROM %1$I WHERE ctid = ANY (ARRAY('
         'SELECT ctid FROM %1$I WHERE %2$s < $1 ORDER BY %2$s LIMIT $2 FOR UPDATE SKIP LOCKED))',

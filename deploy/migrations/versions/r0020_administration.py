@@ -41,7 +41,7 @@ DECLARE
     acting_for text := current_setting('fairlane.tenant', true);
 BEGIN
     PERFORM set_config('fairlane.tenant', '*', true);
-    -- Of whoever has the secret alone, and where another instance writes it just now, that one's time will do.
+    -- Only for a caller with the right secret. A row that another instance is updating is skipped: its time is as good.
     UPDATE api_keys AS used SET last_used_at = now() WHERE used.key_id = (
         SELECT k.key_id FROM api_keys AS k
         WHERE k.key_id = wanted_id AND k.secret_sha256 = shown_sha256

@@ -101,7 +101,7 @@ COMMENT ON TABLE erased IS 'tombstones: the recorder stores nothing of these tha
 COMMENT ON COLUMN erased.digest IS 'SHA-256 of the name of a conversation, or of the id of a request';
 """
 
-# What holds a document's passages is locked as by whoever stores them: the collection first.
+# It locks in the order in which the ingest process does: the collection first.
 REMOVE_DOCUMENT = """
 CREATE FUNCTION remove_document(wanted_name text, wanted_id text) RETURNS boolean
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $body$
@@ -252,7 +252,7 @@ BEGIN
     END IF;
     before_ms := least(wanted_before_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - least_ms);
     PERFORM set_config('fairlane.tenant', '*', true);
-    -- What is locked just now is removed the next time: whoever updates rows locks them in another order.
+    -- Locked rows are left for the next run: updates lock rows in another order, so waiting could deadlock.
     EXECUTE format(
         'DELETE FROM %1$I WHERE ctid = ANY (ARRAY('
         'SELECT ctid FROM %1$I WHERE %2$s < $1 ORDER BY %2$s LIMIT $2 FOR UPDATE SKIP LOCKED))',

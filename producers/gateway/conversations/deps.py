@@ -33,7 +33,7 @@ UNKNOWN_CONVERSATION, UNKNOWN_ERASURE = "unknown_conversation", "unknown_erasure
 _RETRY_AFTER_MS = 2_000
 _RESUME_S = 10.0
 _IDLE_S = 10
-"""Nobody goes on with an erasure that has rested for so long: whoever did was killed, or has no Redis."""
+"""An erasure without a step for so long is taken over: its gateway was killed, or has no Redis."""
 _MOST_RESUMED = 20
 
 

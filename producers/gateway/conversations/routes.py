@@ -127,7 +127,7 @@ def _add_erasing(api: APIRouter, deps: ConversationDeps) -> None:
     async def delete_conversation(conversation_id: ConversationId, caller: Eraser) -> Response:
         """Erase its turns, results and cached replies; says what expires when. Later requests start it anew."""
         name = _known(conversation_id)
-        # Unknown ones are told so; `POST /v1/erasures` also erases what is not recorded yet.
+        # An unknown conversation gets 404; `POST /v1/erasures` also erases what is not recorded yet.
         await deps.of_conversations(caller, partial(_page, name=name, behind=None, most=1))
         return await _erased(deps, caller, ErasureKind.CONVERSATION, [name])
 

@@ -25,7 +25,7 @@ from producers.openai_api.errors import GatewayError
 CALLBACK_PATH = "/auth/callback"
 _MOST_QUERY_CHARACTERS = 8_192
 _MOST_PARAMETERS = 20
-# Nothing of a login may be stored, and its address, which has a code, is told to nobody.
+# Browsers store no answer of a login, and send its address, which has a code, to no other site.
 _PRIVATE = {"cache-control": "no-store", "referrer-policy": "no-referrer"}
 
 

@@ -25,18 +25,18 @@ from benchmarks.result import Figure, Result
 from benchmarks.service_curve import percentile
 from deploy.models.prompt_injection_data import LabelledText, prose
 from fairlane.settings import Settings
-from inference_consumers.guardrails.check import Check, CheckContext, Direction, Finding
+from inference_consumers.guardrails.check import Check, CheckContext, Finding
 from inference_consumers.guardrails.registry import NAMES, load_checks
 
 NAME = "guardrails"
 HOW = "one run"
 _TIMED = 40
 _NAME_TYPE = "PERSON"
-_INPUT = CheckContext(Direction.INPUT, patterns=(r"\bPX-\d{4}\b",), denied_words=("project falcon",))
+_INPUT = CheckContext(patterns=(r"\bPX-\d{4}\b",), denied_words=("project falcon",))
 _SYSTEM_PROMPT = (
     "You are a helpful assistant of a library. Never name the people who borrow books, or what they read. " * 5
 )
-_OUTPUT = CheckContext(Direction.OUTPUT, system_prompt=_SYSTEM_PROMPT)
+_OUTPUT = CheckContext(system_prompt=_SYSTEM_PROMPT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,10 +115,7 @@ def _quality(checks: dict[str, Check]) -> list[Figure]:
             wrong = _counted(checks[name], texts).wrong
             figures.append(Figure(f"{name}, paragraphs found in {title}", wrong / len(texts), "part"))
     answers = leaked_prompts()
-    leaks = [
-        bool(checks["leaked_prompt"].find([one.answer], CheckContext(Direction.OUTPUT, one.prompt))[0])
-        for one in answers
-    ]
+    leaks = [bool(checks["leaked_prompt"].find([one.answer], CheckContext(one.prompt))[0]) for one in answers]
     figures += _rates("leaked prompt", count_texts([one.leaks for one in answers], leaks))
     return [*figures, *_rates("repetition", _counted(checks["repetition"], repetitions()))]
 

@@ -222,13 +222,14 @@ class InferenceConsumer:
             return set(PRIORITY_WEIGHTS)
         with self.driver.changed:
             batcher = self.driver.waiting.batcher
+            checked_bytes: dict[str, list[int]] = {}
+            for work in self.driver.guardrails.inputs():
+                checked_bytes.setdefault(work.item.priority_class, []).append(work.size_bytes)
             full = set()
             for priority in PRIORITY_WEIGHTS:
                 parts = 2 if priority in self._full else 1
-                count, size_bytes = batcher.count(priority), batcher.size_bytes(priority)
-                for work in self.driver.guardrails.inputs():
-                    if work.item.priority_class == priority:
-                        count, size_bytes = count + 1, size_bytes + work.size_bytes
+                checked = checked_bytes.get(priority, ())
+                count, size_bytes = batcher.count(priority) + len(checked), batcher.size_bytes(priority) + sum(checked)
                 metrics.PREFETCHED_ITEMS.labels(priority=priority).set(count)
                 if count * parts >= self.prefetch.max_items or size_bytes * parts >= self.prefetch.bytes_each:
                     full.add(priority)

@@ -154,9 +154,6 @@ class EngineDriver:
         self.waiting.add(work)
         self.changed.notify_all()
 
-    def is_unwanted(self, work: ReceivedWork) -> bool:
-        return self.is_cancelled(work)
-
     def write(self, texts: Sequence[StreamedText]) -> None:
         self.chunks.write(texts)
 
@@ -225,7 +222,7 @@ class EngineDriver:
                 return
             state = self.engines.by_key[host.key]
             self.engines.ended(host.key)
-            engine_run = EngineRun(state.name, len(run.work), run.started_at_ms, now_ms)
+            engine_run = _run_of(state, run, now_ms)
             self._leave_streams(run, engine_run)
             problem = ended.problem or (Problem("MissingOutcome") if run.open else None)
             self._measure(run, state, ended, problem, now_ms)
@@ -255,7 +252,7 @@ class EngineDriver:
             state.is_loaded, state.watch = False, None
             runs = self.engines.runs.end_all(host.key)
             for run in runs:
-                self._leave_streams(run, EngineRun(state.name, len(run.work), run.started_at_ms, now_ms))
+                self._leave_streams(run, _run_of(state, run, now_ms))
             unfinished = [run for run in runs if run.open]
             lost = [work for run in unfinished for work in run.open_work]
             alone = len(unfinished) == 1 and unfinished[0].is_by_itself(continuous=state.is_continuous)
@@ -369,7 +366,7 @@ class EngineDriver:
         self, run: ActiveRun, state: EngineState, index: int, outcome: ItemOutcome, now_ms: int
     ) -> list[Settled]:
         work = run.work[index]
-        engine_run = EngineRun(state.name, len(run.work), run.started_at_ms, now_ms)
+        engine_run = _run_of(state, run, now_ms)
         if state.is_continuous and isinstance(outcome, Success):
             self._busy.served(work.item, outcome.usage)
         if work.item.guardrails is not None and self.guardrails.takes((run.run_id, index), work, outcome, engine_run):
@@ -428,6 +425,10 @@ class EngineDriver:
             run = self._busy.changed(now_ms, items)
             if run is not None:
                 self.meter.ran(run)
+
+
+def _run_of(state: EngineState, run: ActiveRun, now_ms: int) -> EngineRun:
+    return EngineRun(state.name, len(run.work), run.started_at_ms, now_ms)
 
 
 def _count_run(run: ActiveRun, fill: float, ended: RunEnded) -> None:

@@ -1,17 +1,9 @@
 """Interface of a check, and its results. Imports nothing heavy."""
 
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Protocol
 
 from fairlane.frozen import frozen_dataclass
-
-
-class Direction(StrEnum):
-    """Which texts a check sees: those of the request, or those of the answer."""
-
-    INPUT = "input"
-    OUTPUT = "output"
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -30,7 +22,6 @@ class Finding:
 class CheckContext:
     """What a check needs beside the texts. The values of a tenant come from its policy."""
 
-    direction: Direction
     system_prompt: str = ""
     """For leaked_prompt."""
     patterns: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from fairlane.frozen import frozen_dataclass
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, GuardrailVerdict
 from fairlane.outcomes import Code, GuardrailCheck, GuardrailStage
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.decision import CheckFailure, Findings, rule_on
 from inference_consumers.guardrails.rewriting import Rewriting
 
@@ -31,7 +31,6 @@ class Examination:
     system_prompt: str = ""
     verdicts: list[GuardrailVerdict] = field(default_factory=list)
     refusal: Code | None = None
-    _next: int = 0
 
     @classmethod
     def of(
@@ -43,18 +42,16 @@ class Examination:
     def call(self) -> CheckCall | None:
         """The next question; None if nothing more is to be asked."""
         rules = self._rules
-        if self.refusal is not None or self._next >= len(rules):
+        if self.refusal is not None or len(self.verdicts) >= len(rules):
             return None
-        check = rules[self._next].check
+        check = rules[len(self.verdicts)].check
         return CheckCall(check, self._context(check), tuple(text.text for text in self.texts))
 
-    def answered(self, answer: Findings | CheckFailure) -> GuardrailVerdict:
-        """Apply the rule to the answer to ``call``. Returns its verdict."""
-        ruling = rule_on(self.stage, self._rules[self._next], self.texts, answer)
+    def answered(self, answer: Findings | CheckFailure) -> None:
+        """Apply the rule to the answer to ``call``."""
+        ruling = rule_on(self.stage, self._rules[len(self.verdicts)], self.texts, answer)
         self.verdicts.append(ruling.verdict)
         self.texts, self.refusal = ruling.texts, ruling.refusal
-        self._next += 1
-        return ruling.verdict
 
     @property
     def _rules(self) -> tuple[GuardrailRule, ...]:
@@ -64,7 +61,6 @@ class Examination:
         """The context of a check, without what it does not need: those of several tenants are then the same."""
         has_patterns = check == GuardrailCheck.PATTERNS
         return CheckContext(
-            direction=Direction(self.stage),
             system_prompt=self.system_prompt if check == GuardrailCheck.LEAKED_PROMPT else "",
             patterns=self.policy.patterns if has_patterns else (),
             denied_words=self.policy.denied_words if has_patterns else (),

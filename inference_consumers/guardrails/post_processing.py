@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Any
 
 from fairlane.frozen import frozen_dataclass
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.repetition import RepetitionCheck
 
 MOST_REPAIRED_CHARACTERS = 8_000
@@ -49,7 +49,7 @@ def post_processed(text: str, rules: PostProcessing) -> str:
 
 def deduplicated(text: str) -> str:
     """Without loops (as the check ``repetition`` finds them), sentences and lines that equal the one before."""
-    [loops] = RepetitionCheck().find([text], CheckContext(Direction.OUTPUT))
+    [loops] = RepetitionCheck().find([text], CheckContext())
     for loop in reversed(loops):
         text = text[: loop.start] + text[loop.end :]
     kept: list[str] = []

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from inference_consumers.guardrails.check import Check, CheckUnavailableError
 
-DEFAULT_MODELS_DIR = Path(".fairlane/models")
 SPACY_MODEL, ENCODER, INJECTION_HEAD, TOXICITY_MODEL = (
     "en-core-web-sm",
     "all-minilm-l6-v2",
@@ -16,7 +15,7 @@ SPACY_MODEL, ENCODER, INJECTION_HEAD, TOXICITY_MODEL = (
 """Folders of the models folder."""
 
 
-def load_checks(names: Collection[str], models_dir: Path = DEFAULT_MODELS_DIR) -> dict[str, Check]:
+def load_checks(names: Collection[str], models_dir: Path) -> dict[str, Check]:
     """Checks by name, ready to run; takes seconds for those with a model.
 
     Raises:

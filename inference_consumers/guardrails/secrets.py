@@ -49,15 +49,15 @@ def entropy_bits(text: str) -> float:
 
 
 def _looks_random(value: str) -> bool:
-    lower = value.lower()
-    if any(word in lower for word in _PLACEHOLDERS):
+    if not _is_no_placeholder(value):
         return False
     kinds = (any(map(test, value)) for test in (str.islower, str.isupper, str.isdigit))
     return sum(kinds) >= 2 and entropy_bits(value) >= LEAST_ENTROPY_BITS
 
 
 def _is_no_placeholder(value: str) -> bool:
-    return not any(word in value.lower() for word in _PLACEHOLDERS)
+    lower = value.lower()
+    return not any(word in lower for word in _PLACEHOLDERS)
 
 
 def _has_two_kinds(value: str) -> bool:

@@ -65,7 +65,7 @@ class Outlet(Protocol):
     def input_passed(self, work: ReceivedWork) -> None:
         """It may run now. Called under the lock."""
 
-    def is_unwanted(self, work: ReceivedWork) -> bool:
+    def is_cancelled(self, work: ReceivedWork) -> bool:
         """Whether it was cancelled."""
 
     def stop_item(self, key: RunKey) -> None:
@@ -252,7 +252,8 @@ class Guardrails:
     def _finish_input(self, job: InputJob) -> None:
         examination, settled = job.examination, None
         work = _judged(job.work, examination)
-        if examination.refusal is None:
+        is_redacted = any(one.verdict == GuardrailResult.REDACTED for one in examination.verdicts)
+        if is_redacted and examination.refusal is None:
             item = with_input_texts(work.item, [text.text for text in examination.texts])
             work = work if item is work.item else replace(work, item=item, given=work.item)
         with self.changed:
@@ -263,7 +264,7 @@ class Guardrails:
                 return
             if examination.refusal is not None:
                 settled = Settled(work, _withheld(examination, examination.refusal), no_run(self.clock()))
-            elif self.outlet.is_unwanted(work):
+            elif self.outlet.is_cancelled(work):
                 settled = Settled(work, CancelledItem(TokenUsage()), no_run(self.clock()))
             else:
                 self.outlet.input_passed(work)

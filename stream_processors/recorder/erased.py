@@ -6,7 +6,6 @@ each request that was erased.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import RESULTS, TURNS
@@ -26,7 +25,7 @@ class Subject:
 def subjects(projection: Projection) -> list[Subject]:
     """All that the rows with texts are about, each once."""
     found = {Subject(tenant, CONVERSATION, name) for (tenant, _), name in projection.conversations.items()}
-    found |= {Subject(tenant, REQUEST, request_id) for tenant, request_id, _ in _rows(projection)}
+    found |= {Subject(tenant, REQUEST, request_id) for tenant, request_id in _requests(projection)}
     return sorted(found)
 
 
@@ -37,6 +36,8 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
         projection: rows of a batch.
         erased: what was erased, with the time before which a request was submitted that it covers, since the epoch.
     """
+    if not erased:
+        return 0
     dropped = 0
     for table in (RESULTS, TURNS):
         if (layers := projection.layers.get(table.name)) is None:
@@ -67,10 +68,9 @@ def _is_erased(
     return any(at_ms < erased.get(subject, 0) for subject in about)
 
 
-def _rows(projection: Projection) -> Iterable[tuple[str, str, Any]]:
+def _requests(projection: Projection) -> Iterable[tuple[str, str]]:
     columns = list(RESULTS.columns)
-    places = [columns.index(name) for name in ("tenant", "request_id", "submitted_at_ms")]
+    tenant, request_id = columns.index("tenant"), columns.index("request_id")
     for layer in projection.layers.get(RESULTS.name, ()):
         for row in layer:
-            tenant, request_id, at = (row[place] for place in places)
-            yield tenant, request_id, at
+            yield row[tenant], row[request_id]

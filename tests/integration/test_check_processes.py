@@ -15,7 +15,7 @@ import pytest
 from fairlane.backoff import Backoff
 from fairlane.settings import Settings
 from inference_consumers.engine_process.host import without_settings
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.decision import CheckFailure, Findings
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.checks import check_processes
@@ -33,7 +33,7 @@ from tests.kit.waiting import eventually
 
 WAIT_S = 20
 QUICK = Backoff(first_s=0.01, longest_s=0.02)
-CONTEXT = CheckContext(Direction.INPUT)
+CONTEXT = CheckContext()
 LIMITS = CheckLimits(call_ms=1_500, wait_ms=5_000, load_ms=20_000)
 
 

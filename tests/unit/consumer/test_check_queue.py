@@ -1,6 +1,6 @@
 """Calls that wait for a check's process."""
 
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.call_queue import (
     MOST_CALLS,
@@ -10,7 +10,7 @@ from inference_consumers.guardrails.process.call_queue import (
     QueuedCall,
 )
 
-INPUT = CheckContext(Direction.INPUT)
+INPUT = CheckContext()
 
 
 def call(text: str, context: CheckContext = INPUT, came_at_ms: int = 0, ends_at_ms: int = 10**9) -> QueuedCall:
@@ -29,7 +29,7 @@ def queue_of(*calls: QueuedCall) -> CallQueue:
 
 
 def test_calls_with_the_same_context_go_together_and_the_others_keep_their_order() -> None:
-    other = CheckContext(Direction.INPUT, patterns=("x",))
+    other = CheckContext(patterns=("x",))
     queue = queue_of(call("a"), call("b", other), call("c"), call("d", other))
     assert [texts(queue.next()) for _ in range(3)] == [["a", "c"], ["b", "d"], []]
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.leaked_prompt import LeakedPromptCheck
 from inference_consumers.guardrails.repetition import RepetitionCheck
 from inference_consumers.guardrails.words import words
@@ -20,12 +20,12 @@ LOOP = "I think that this is the best way to go. "
 
 
 def leaked(text: str, prompt: str = PROMPT) -> list[str]:
-    [findings] = LeakedPromptCheck().find([text], CheckContext(Direction.OUTPUT, system_prompt=prompt))
+    [findings] = LeakedPromptCheck().find([text], CheckContext(system_prompt=prompt))
     return [text[one.start : one.end] for one in findings]
 
 
 def repeated(text: str) -> list[str]:
-    [findings] = RepetitionCheck().find([text], CheckContext(Direction.OUTPUT))
+    [findings] = RepetitionCheck().find([text], CheckContext())
     return [text[one.start : one.end] for one in findings]
 
 

@@ -5,13 +5,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane_server.re2_patterns import MOST_CHARACTERS, MOST_MATCHES, check_pattern, matches
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.patterns import PatternsCheck
 from tests.kit.cpu_time import cpu_time
 
 
 def found(text: str, patterns: tuple[str, ...] = (), words: tuple[str, ...] = ()) -> list[tuple[str, str]]:
-    context = CheckContext(Direction.INPUT, patterns=patterns, denied_words=words)
+    context = CheckContext(patterns=patterns, denied_words=words)
     [findings] = PatternsCheck().find([text], context)
     return [(one.type, text[one.start : one.end]) for one in findings]
 

@@ -8,7 +8,7 @@ import string
 import pytest
 
 from fairlane_server.re2_patterns import check_pattern
-from inference_consumers.guardrails.check import CheckContext, Direction
+from inference_consumers.guardrails.check import CheckContext
 from inference_consumers.guardrails.secrets import _RULES, SecretsCheck, entropy_bits
 from tests.kit.cpu_time import cpu_time
 
@@ -41,7 +41,7 @@ SECRETS = {
 
 
 def found(text: str) -> list[tuple[str, str]]:
-    [findings] = SecretsCheck().find([text], CheckContext(Direction.INPUT))
+    [findings] = SecretsCheck().find([text], CheckContext())
     return [(one.type, text[one.start : one.end]) for one in findings]
 
 

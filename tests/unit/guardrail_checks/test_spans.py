@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inference_consumers.engines.windows import WindowSize
 from inference_consumers.guardrails.check import Finding
-from inference_consumers.guardrails.redaction import redacted
+from inference_consumers.guardrails.rewriting import Rewriting
 from inference_consumers.guardrails.spans import joined, pieces, shifted
 
 LENGTH = 40
@@ -47,15 +47,15 @@ def test_a_joined_finding_has_the_highest_score() -> None:
 def test_what_is_found_is_replaced_and_all_else_stays(text: str, found: list[Finding]) -> None:
     replaced = {place for one in found for place in range(one.start, min(one.end, LENGTH))}
     rest = "".join(character for place, character in enumerate(text) if place not in replaced)
-    assert redacted(text, found).replace("[A]", "").replace("[B]", "") == rest
+    assert Rewriting.of(text).redacted(found).text.replace("[A]", "").replace("[B]", "") == rest
 
 
 def test_overlapping_findings_are_replaced_once_by_the_surest() -> None:
     text = "mail ada@example.org now"
     found = [Finding("PERSON", 5, 8, 0.85), Finding("EMAIL_ADDRESS", 5, 20, 1.0)]
-    assert redacted(text, found) == "mail [EMAIL_ADDRESS] now"
-    assert redacted(text, []) == text
-    assert redacted(text, [Finding("A", 20, 999, 1.0)]) == "mail ada@example.org[A]"
+    assert Rewriting.of(text).redacted(found).text == "mail [EMAIL_ADDRESS] now"
+    assert Rewriting.of(text).redacted([]).text == text
+    assert Rewriting.of(text).redacted([Finding("A", 20, 999, 1.0)]).text == "mail ada@example.org[A]"
 
 
 @given(st.text(alphabet="ab ", max_size=300), st.integers(0, 20), st.integers(1, 40))

@@ -1,7 +1,7 @@
 """Budgets of a tenant: which are valid, whom they concern, and when they renew. Pure."""
 
 from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime, timedelta
 
 from fairlane.money import LARGEST_NANOS, nanos_text
 from fairlane.outcomes import BudgetPeriod, BudgetScope
@@ -16,7 +16,7 @@ KEY, USER = "key:", "user:"
 """How the names of callers begin, as the gateway writes them."""
 
 DAY_MS = 86_400_000
-_EPOCH_YEAR, _MONTHS_PER_YEAR = 1970, 12
+_EPOCH, _MONTHS_PER_YEAR = date(1970, 1, 1), 12
 _LAST_DAY = 2_932_896
 """The last day of the year 9999: a broken clock must not end a process."""
 
@@ -88,14 +88,29 @@ def day_of(at_ms: int) -> int:
 
 def month_of(day: int) -> int:
     """Months since the epoch."""
-    at = datetime.fromtimestamp(day * DAY_MS / 1_000, UTC)
-    return (at.year - _EPOCH_YEAR) * _MONTHS_PER_YEAR + at.month - 1
+    at = date_of(day)
+    return (at.year - _EPOCH.year) * _MONTHS_PER_YEAR + at.month - 1
 
 
 def first_day_of(month: int) -> int:
     """Days from the epoch to the first day of a month."""
     year, index = divmod(month, _MONTHS_PER_YEAR)
-    return (datetime(_EPOCH_YEAR + year, index + 1, 1, tzinfo=UTC) - datetime(_EPOCH_YEAR, 1, 1, tzinfo=UTC)).days
+    return days_to(date(_EPOCH.year + year, index + 1, 1))
+
+
+def date_of(day: int) -> date:
+    """The date that is ``day`` days after the epoch."""
+    return _EPOCH + timedelta(days=day)
+
+
+def days_to(at: date) -> int:
+    """Days from the epoch to a date."""
+    return (at - _EPOCH).days
+
+
+def since(now_ms: int) -> date:
+    """The first day that any budget is about now."""
+    return date_of(first_day_of(month_of(day_of(now_ms))))
 
 
 def renews_at_ms(period: str, now_ms: int) -> int:

@@ -2,17 +2,15 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date
 
 from fairlane.money import nanos_text
 from fairlane.outcomes import BudgetPeriod, BudgetScope
 from fairlane.records import Budget, TenantSpec
-from fairlane_server.budgets.budgets import concerns, day_of, first_day_of, month_of, renews_at_ms
+from fairlane_server.budgets.budgets import concerns, date_of, day_of, renews_at_ms, since
 
 MOST_CALLERS_SHOWN = 50
 """Of a budget of each key or user: those that spent most."""
-
-_EPOCH = date(1970, 1, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +54,6 @@ class BudgetStatus:
         }
 
 
-def since(now_ms: int) -> date:
-    """The first day that any budget is about now."""
-    return _EPOCH + timedelta(days=first_day_of(month_of(day_of(now_ms))))
-
-
 def statuses(
     spec: TenantSpec,
     costs: Sequence[DailyCost],
@@ -90,10 +83,10 @@ def statuses(
 
 
 def _spent_by_account(budget: Budget, costs: Iterable[DailyCost], now_ms: int) -> dict[str | None, int]:
-    today = _EPOCH + timedelta(days=day_of(now_ms))
+    today, first = date_of(day_of(now_ms)), since(now_ms)
     spent: dict[str | None, int] = {}
     for cost in costs:
-        in_period = cost.day == today if budget.period == BudgetPeriod.DAY else cost.day >= since(now_ms)
+        in_period = cost.day == today if budget.period == BudgetPeriod.DAY else cost.day >= first
         if in_period and cost.currency == budget.currency:
             spent[cost.caller] = spent.get(cost.caller, 0) + cost.nanos
     return spent

@@ -9,8 +9,8 @@ from fairlane.outcomes import BudgetScope
 from fairlane.records import TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
-from fairlane_server.budgets.budgets import counts_callers
-from fairlane_server.budgets.status import BudgetStatus, DailyCost, since, statuses
+from fairlane_server.budgets.budgets import counts_callers, since
+from fairlane_server.budgets.status import BudgetStatus, DailyCost, statuses
 from fairlane_server.cli.output import AsJson, BootstrapServers, OneTenant, settings_with, show_list, utc
 from fairlane_server.costs.daily_sums import Group, SumQuery
 from fairlane_server.kafka.load_board import LoadBoard, LoadView

@@ -1,13 +1,12 @@
 """Reserves jobs in the budgets of their tenants: specification and prices from Kafka, the rest in Postgres."""
 
 from contextlib import closing
-from datetime import date, timedelta
 
 from fairlane.codec import Codec
 from fairlane.names import CONTROL_PRICES, CONTROL_TENANTS
 from fairlane.records import ModelPrices, TenantSpec
 from fairlane.settings import Settings
-from fairlane_server.budgets.budgets import day_of, first_day_of, month_of
+from fairlane_server.budgets.budgets import days_to, since
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.costs.price_book import PriceBook, usable_prices
 from fairlane_server.kafka.cluster_admin import ClusterError
@@ -21,7 +20,6 @@ from producers.backfill.rows import parse_row
 
 _SAMPLE_ROWS = 1_000
 _SAMPLE_BYTES = 8 * 1024 * 1024
-_EPOCH = date(1970, 1, 1)
 
 # Jobs of one tenant that start at the same time see one another's reservations.
 _ALONE = b"SELECT pg_advisory_xact_lock(hashtextextended('fairlane budgets of ' || %s, 0))"
@@ -55,12 +53,12 @@ class JobBudgets(Database):
             "currency": currency,
             "caller": caller,
             "nanos": nanos,
-            "since": _EPOCH + timedelta(days=first_day_of(month_of(day_of(now_ms)))),
+            "since": since(now_ms),
         }
         with self._transaction() as connection:
             connection.execute(_ALONE, (job.tenant,))
             rows = connection.execute(_SPENT, values).fetchall()
-            spent = [Spent(name, (day - _EPOCH).days, int(amount)) for name, day, amount in rows]
+            spent = [Spent(name, days_to(day), int(amount)) for name, day, amount in rows]
             for name, amount in connection.execute(_RESERVED, values):
                 spent.append(Spent(None, None, int(amount)))
                 if name is not None:

@@ -9,7 +9,6 @@ from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
 
-from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane_server.conversations.conversations import ConversationNotFoundError, Conversations
@@ -50,7 +49,6 @@ class ConversationDeps:
         families: of the topics.
         lives: how long copies live.
         export_s: longest time of an export, in seconds.
-        clock_ms: milliseconds since the epoch.
     """
 
     authenticate: Authenticate
@@ -61,7 +59,6 @@ class ConversationDeps:
     families: tuple[TopicFamily, ...]
     lives: Lifetimes
     export_s: float = 3_600.0
-    clock_ms: ClockMs = now_ms
     _in_flight: set[str] = field(default_factory=set, init=False)
 
     def permitted(self, permission: Permission) -> Authenticate:

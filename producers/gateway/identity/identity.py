@@ -13,7 +13,7 @@ from fastapi.dependencies.models import Dependant
 
 from fairlane import metrics
 from fairlane.logs import get_logger
-from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
+from fairlane_server.api_keys.api_key import Role, Scope
 from fairlane_server.api_keys.permissions import Permission, role_permissions, scope_permissions
 from producers.openai_api.errors import GatewayError
 
@@ -39,10 +39,6 @@ class Identity:
     scopes: frozenset[Scope] = frozenset()
     user: str | None = None
     grants: frozenset[Permission] = frozenset()
-
-    @property
-    def is_of_deployment(self) -> bool:
-        return self.tenant == DEPLOYMENT
 
     def may(self, permission: Permission) -> bool:
         """Whether its role, or a grant, has the permission, and no scope takes it away."""

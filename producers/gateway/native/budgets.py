@@ -8,8 +8,8 @@ from starlette.responses import Response
 
 from fairlane.outcomes import BudgetScope
 from fairlane.records import TenantSpec
-from fairlane_server.budgets.budgets import concerns
-from fairlane_server.budgets.status import DailyCost, since, statuses
+from fairlane_server.budgets.budgets import concerns, since
+from fairlane_server.budgets.status import DailyCost, statuses
 from fairlane_server.costs.daily_sums import Group, SumQuery
 from producers.gateway import openapi
 from producers.gateway.identity.identity import Identity, Permission, require

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from datetime import date, timedelta
 from time import monotonic
 from typing import Any
 
@@ -11,7 +10,7 @@ from fairlane import names
 from fairlane.backoff import Backoff
 from fairlane.clock import ClockMs
 from fairlane.logs import get_logger
-from fairlane_server.budgets.budgets import KEY, USER, day_of, first_day_of, month_of
+from fairlane_server.budgets.budgets import KEY, USER, date_of, day_of, days_to, since
 from fairlane_server.postgres.job_reservations import HOLDING, LEFT
 from fairlane_server.postgres.pool import DeadlinePool, Question, rows_for
 from fairlane_server.store_error import StoreError
@@ -27,7 +26,6 @@ _BEHIND_AGAIN_S = 0.2
 _IDLE_S = 0.5
 _JOBS_EVERY_S = 5.0
 _BACKOFF = Backoff(first_s=0.5, longest_s=5.0)
-_EPOCH = date(1970, 1, 1)
 _OFFSET, _CALLER = "offset", "caller"
 
 # One statement sees one snapshot: the recorder moves its offsets in the transaction that adds to the sums.
@@ -122,8 +120,7 @@ class SpendingLoader:
 
 def question_of(tenant: str, currency: str, now_ms: int, *, by_caller: bool) -> Question:
     """The statement that reads the recorder's offsets, and a tenant's sums of the present month."""
-    day = day_of(now_ms)
-    today, first = _date(day), _date(first_day_of(month_of(day)))
+    today, first = date_of(day_of(now_ms)), since(now_ms)
     parameters: tuple[Any, ...] = names.LEDGER_USAGE, tenant, currency, first
     if not by_caller:
         return _OFFSETS_AND_SUMS, parameters
@@ -139,9 +136,5 @@ def base_of(rows: Iterable[tuple[Any, ...]]) -> SpendingBase:
         if kind == _OFFSET:
             offsets[int(name)] = int(amount)
         else:
-            spending.append(Spending(name if kind == _CALLER else None, (day - _EPOCH).days, int(amount)))
+            spending.append(Spending(name if kind == _CALLER else None, days_to(day), int(amount)))
     return SpendingBase(offsets, spending)
-
-
-def _date(day: int) -> date:
-    return _EPOCH + timedelta(days=day)

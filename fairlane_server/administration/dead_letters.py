@@ -1,8 +1,7 @@
 """Dead letters for the admin API: pages of them, one with or without payload, replays, purges; all bounded in time."""
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -10,7 +9,8 @@ from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.records import SourceCoordinate
 from fairlane.settings import Settings
-from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind, AdminEventOutcome
+from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind
+from fairlane_server.administration.recorded_change import recorded_change
 from fairlane_server.api_keys.api_key import DEPLOYMENT
 from fairlane_server.dead_letters.bulk import (
     REPLAYED,
@@ -30,7 +30,6 @@ from fairlane_server.dead_letters.letters import Letter, ReplayMark
 from fairlane_server.dead_letters.log import DeadLetterReader, PartitionRange
 from fairlane_server.dead_letters.replay import Replayer
 from fairlane_server.dead_letters.selection import OffsetRange, Selection
-from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.store_error import ReportableError
 
 MOST_READ_OF_PAGE = 10_000
@@ -133,8 +132,9 @@ class DeadLetterOffice:
                 return self._replayed(log, None, wish)
         details = {**_plain(wish.selection), "topic": wish.topic, "limit": wish.limit, "again": wish.again}
         tenant = wish.selection.tenant or DEPLOYMENT
+        change = AdminEvent(AdminEventKind.DEAD_LETTERS_REPLAYED, tenant, author, details=details)
         with (
-            self._recorded(AdminEventKind.DEAD_LETTERS_REPLAYED, tenant, author, details) as ended,
+            recorded_change(self._audit, change) as ended,
             DeadLetterReader(self._settings, self._codec) as log,
             Replayer(self._settings, self._codec, author, now_ms) as replayer,
         ):
@@ -160,7 +160,8 @@ class DeadLetterOffice:
             if dry_run or not cuts:
                 return cuts
             details = {"topic": TOPICS[topic], "cuts": list(map(asdict, cuts))}
-            with self._recorded(AdminEventKind.DEAD_LETTERS_PURGED, DEPLOYMENT, author, details):
+            change = AdminEvent(AdminEventKind.DEAD_LETTERS_PURGED, DEPLOYMENT, author, details=details)
+            with recorded_change(self._audit, change):
                 for cut in cuts:
                     log.delete_before(cut.topic, cut.partition, cut.before_offset)
         return cuts
@@ -184,24 +185,6 @@ class DeadLetterOffice:
                 report.results.append(one)
                 report.left -= 1
         return report
-
-    @contextmanager
-    def _recorded(
-        self, kind: AdminEventKind, tenant: str, author: str, details: Mapping[str, object]
-    ) -> Iterator[dict[str, object]]:
-        """Record the start of the block, and its end with what the block adds to the yielded details."""
-        started = AdminEvent(kind, tenant, author, details=details, outcome=AdminEventOutcome.STARTED)
-        number = self._audit.note(started)
-        ended: dict[str, object] = {}
-        outcome = AdminEventOutcome.FAILED
-        try:
-            yield ended
-            outcome = AdminEventOutcome.DONE
-        except (ClusterError, ReportableError) as error:
-            ended["reason"] = str(error)
-            raise
-        finally:
-            self._audit.note(replace(started, details=ended, outcome=outcome, of_event=number))
 
 
 class _TimedRead:

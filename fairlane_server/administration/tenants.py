@@ -11,7 +11,8 @@ from fairlane.closing import Closing
 from fairlane.codec import Codec
 from fairlane.records import TenantSpec
 from fairlane.settings import Settings
-from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind, AdminEventOutcome, AuditError
+from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind, AuditError
+from fairlane_server.administration.recorded_change import recorded_change
 from fairlane_server.api_keys.key_store import ApiKey, ApiKeys, Author
 from fairlane_server.control.published_tenants import tenant_topic
 from fairlane_server.control.tenants_file import API, tenant_document
@@ -127,7 +128,7 @@ class Tenants(Closing):
             published = self._topic.read()
             change = decide_set(published, wanted, etag, adopt=adopt)
             check_open_kafka(self._settings, published.keys() | {wanted.tenant})
-            with self._recorded(AdminEventKind.TENANT_SET, change, author):
+            with recorded_change(self._audit, _event(AdminEventKind.TENANT_SET, change, author)):
                 self._create_topics(wanted)
                 self._topic.publish([wanted])
         return change
@@ -137,7 +138,7 @@ class Tenants(Closing):
         ApiKeysError."""
         with self._locked():
             change = decide_removal(self._topic.read(), tenant, etag)
-            with self._recorded(AdminEventKind.TENANT_REMOVED, change, author.name):
+            with recorded_change(self._audit, _event(AdminEventKind.TENANT_REMOVED, change, author.name)):
                 # First, so that a call that fails behind it can be repeated.
                 revoked = self._keys.revoke_all(tenant, author=author)
                 self._topic.publish([], [tenant])
@@ -162,23 +163,6 @@ class Tenants(Closing):
                 raise ClusterError(f"{one.change.topic}: {one.change.action} failed: {one.reason}")
 
     @contextmanager
-    def _recorded(self, kind: AdminEventKind, change: TenantChange, author: str) -> Iterator[None]:
-        """Record the start of the block, and its end."""
-        details = {"before": _document(change.before), "after": _document(change.after)}
-        started = AdminEvent(kind, change.tenant, author, details=details, outcome=AdminEventOutcome.STARTED)
-        number = self._audit.note(started)
-        outcome, why = AdminEventOutcome.FAILED, "the process failed"
-        try:
-            yield
-            outcome, why = AdminEventOutcome.DONE, ""
-        except (ClusterError, ReportableError) as error:
-            why = str(error)
-            raise
-        finally:
-            ended = {"reason": why} if why else {}
-            self._audit.note(AdminEvent(kind, change.tenant, author, details=ended, outcome=outcome, of_event=number))
-
-    @contextmanager
     def _locked(self) -> Iterator[None]:
         try:
             with self._lock.transaction(timeout_s=_LONGEST_CHANGE_S) as connection:
@@ -186,6 +170,11 @@ class Tenants(Closing):
                 yield
         except psycopg.Error as error:
             raise AuditError(f"tenants cannot be locked: {reason(error)}") from None
+
+
+def _event(kind: AdminEventKind, change: TenantChange, author: str) -> AdminEvent:
+    details = {"before": _document(change.before), "after": _document(change.after)}
+    return AdminEvent(kind, change.tenant, author, details=details)
 
 
 def _document(spec: TenantSpec | None) -> dict[str, object] | None:

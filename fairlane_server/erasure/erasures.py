@@ -1,4 +1,4 @@
-"""Erasures in Postgres: recorded with their tombstones, carried out step by step, by whoever goes on.
+"""Erasures in Postgres: recorded with their tombstones, carried out step by step. Any process can continue one.
 
 >>> from fairlane_server.erasure.erasures import Erasures, ErasureKind
 >>> with Erasures(dsn, tenant="acme", kept_ms=kept_ms) as erasures:

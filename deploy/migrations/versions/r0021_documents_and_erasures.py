@@ -5,8 +5,8 @@ from deploy.migrations.statements import execute, part_tenants
 revision = "0021"
 down_revision = "0020"
 
-# The id follows from collection and name: a document keeps it when it is stored again, and a name says nothing to
-# whoever reads a log or an address.
+# The id follows from collection and name: a document keeps it when it is stored again, and the names of collection
+# and document cannot be read in a log or in a URL.
 DOCUMENT_ID = """
 CREATE FUNCTION document_id_of(collection bigint, name text) RETURNS text
 LANGUAGE sql IMMUTABLE PARALLEL SAFE SET search_path = pg_catalog, pg_temp AS $body$
@@ -169,8 +169,8 @@ BEGIN
     RETURN now_ms;
 END $body$;
 
--- A step removes rows and notes whose cached replies are to be removed next; the step after it is asked for when they
--- are. So whoever goes on after a kill begins with the caches of the last step.
+-- A step removes rows and stores the ids of the requests whose cached replies are removed next. The next step begins
+-- when those are removed. So the process that continues after a kill begins with the cached replies of the last step.
 CREATE FUNCTION erase_some(wanted_id text, most integer) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $body$
 DECLARE

@@ -1,14 +1,17 @@
 """All Prometheus metrics, declared once, with units in their names and bounded labels (``control.tenants`` bounds
 tenants)."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import thread_time
+from typing import TypeVar
 
 from prometheus_client import Counter, Gauge, Histogram
 
 from fairlane.money import NANOS_PER_UNIT
 from fairlane.records import Cost
+
+LabelsT = TypeVar("LabelsT", bound=tuple[str, ...])
 
 _LATENCY_BUCKETS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30, 60)
 
@@ -289,6 +292,16 @@ def forget_tenants(tenants: Iterable[str]) -> None:
     for tenant in tenants:
         for metric in (REQUESTS_READ, DECISIONS, CANCELS_PASSED_ON, DEGRADATIONS, SERVED_TOKENS, COST):
             metric.remove_by_labels({"tenant": tenant})
+
+
+def show(gauge: Gauge, values: Mapping[LabelsT, float], shown: Iterable[LabelsT]) -> set[LabelsT]:
+    """Set a gauge to the values by their labels, and remove those of ``shown`` that have none any more. Returns the
+    labels that are shown now."""
+    for labels, value in values.items():
+        gauge.labels(*labels).set(value)
+    for labels in set(shown) - values.keys():
+        gauge.remove(*labels)
+    return set(values)
 
 
 def count_cost(tenant: str, model: str, cost: Cost | None) -> None:

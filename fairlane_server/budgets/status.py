@@ -8,6 +8,7 @@ from fairlane.money import nanos_text
 from fairlane.outcomes import BudgetPeriod, BudgetScope
 from fairlane.records import Budget, TenantSpec
 from fairlane_server.budgets.budgets import concerns, date_of, day_of, renews_at_ms, since
+from fairlane_server.costs.daily_sums import UsageSum
 
 MOST_CALLERS_SHOWN = 50
 """Of a budget of each key or user: those that spent most."""
@@ -52,6 +53,16 @@ class BudgetStatus:
             "at_soft": "degrade" if self.budget.degrade else "warn",
             "renews_at_ms": self.renews_at_ms,
         }
+
+
+def daily_costs(sums: Iterable[UsageSum], caller: str | None = None) -> list[DailyCost]:
+    """The costs among sums by day, and perhaps by caller; without that group they are of ``caller``."""
+    found = []
+    for one in sums:
+        day, *callers = one.keys
+        if isinstance(day, date) and one.currency is not None and one.cost_nanos is not None:
+            found.append(DailyCost(str(callers[0]) if callers else caller, day, one.currency, one.cost_nanos))
+    return found
 
 
 def statuses(

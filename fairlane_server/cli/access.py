@@ -41,8 +41,8 @@ from fairlane_server.cli.output import (
     show_table,
     warn,
 )
-from fairlane_server.control.published_tenants import tenant_topic, with_api_tenants
-from fairlane_server.control.tenants_file import KafkaQuotas, load_kafka_quotas, load_tenants
+from fairlane_server.control.published_tenants import all_tenants
+from fairlane_server.control.tenants_file import KafkaQuotas, load_kafka_quotas
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models import load_models
 from fairlane_server.redis.credentials import acl_file
@@ -310,10 +310,8 @@ def _open(
     settings = settings_with(
         kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file, models_file=models_file
     )
-    of_file, models = load_tenants(settings.tenants_file), load_models(settings.models_file)
-    published = tenant_topic(settings, codec_for(settings)).read_if_there()
-    tenants = with_api_tenants(of_file, published)
-    pools = pools_of(tenants, models)
+    tenants = all_tenants(settings, codec_for(settings))
+    pools = pools_of(tenants, load_models(settings.models_file))
     cluster = ClusterAdmin(settings)
     users = first_users([tenant.tenant for tenant in tenants], pools)
     given = {tenant.tenant: KafkaQuotas() for tenant in tenants} | {**load_kafka_quotas(settings.tenants_file)}

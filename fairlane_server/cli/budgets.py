@@ -1,7 +1,6 @@
 """``fairlane budgets``: what is spent and reserved of the budgets, and when they renew."""
 
 from collections.abc import Sequence
-from datetime import date
 
 from fairlane.clock import now_ms
 from fairlane.money import nanos_text
@@ -10,7 +9,7 @@ from fairlane.records import TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.budgets.budgets import counts_callers, since
-from fairlane_server.budgets.status import BudgetStatus, DailyCost, statuses
+from fairlane_server.budgets.status import BudgetStatus, DailyCost, daily_costs, statuses
 from fairlane_server.cli.output import AsJson, BootstrapServers, OneTenant, settings_with, show_list, utc
 from fairlane_server.costs.daily_sums import Group, SumQuery
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
@@ -61,13 +60,7 @@ def _statuses(settings: Settings, spec: TenantSpec, view: LoadView, at_ms: int) 
 
 
 def _costs(settings: Settings, tenant: str, by: tuple[Group, ...], at_ms: int) -> list[DailyCost]:
-    sums = read_sums(settings, SumQuery(by, since=since(at_ms)), tenant)
-    found = []
-    for one in sums:
-        day, *callers = one.keys
-        if isinstance(day, date) and one.currency is not None and one.cost_nanos is not None:
-            found.append(DailyCost(str(callers[0]) if callers else None, day, one.currency, one.cost_nanos))
-    return found
+    return daily_costs(read_sums(settings, SumQuery(by, since=since(at_ms)), tenant))
 
 
 def _row(one: BudgetStatus) -> Sequence[str]:

@@ -26,8 +26,7 @@ from fairlane_server.cli.output import (
     show_table,
     warn,
 )
-from fairlane_server.control.published_tenants import tenant_topic, with_api_tenants
-from fairlane_server.control.tenants_file import load_tenants
+from fairlane_server.control.published_tenants import all_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
@@ -177,10 +176,8 @@ def _plan(
 ) -> tuple[ClusterAdmin, tuple[TopicSpec, ...], TopicPlan, tuple[Deviation, ...]]:
     """The cluster, the desired topics, the plan, and the findings of the files and of the plan."""
     families = load_families(topics_file)
-    of_file, models = load_tenants(settings.tenants_file), load_models(settings.models_file)
-    published = tenant_topic(settings, codec_for(settings)).read_if_there()
-    tenants = with_api_tenants(of_file, published)
-    wanted = expand(families, tenants, models)
+    tenants = all_tenants(settings, codec_for(settings))
+    wanted = expand(families, tenants, load_models(settings.models_file))
     cluster = ClusterAdmin(settings)
     made = make_plan(cluster, families, wanted, replication_factor, delete=delete, shrink=shrink)
     notes = unknown_override_tenants(families, [tenant.tenant for tenant in tenants])

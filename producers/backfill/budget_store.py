@@ -3,10 +3,11 @@
 from contextlib import closing
 
 from fairlane.codec import Codec
-from fairlane.names import CONTROL_PRICES, CONTROL_TENANTS
+from fairlane.names import CONTROL_PRICES
 from fairlane.records import ModelPrices, TenantSpec
 from fairlane.settings import Settings
 from fairlane_server.budgets.budgets import days_to, since
+from fairlane_server.control.published_tenants import tenant_topic
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.costs.price_book import PriceBook, usable_prices
 from fairlane_server.kafka.cluster_admin import ClusterError
@@ -73,7 +74,7 @@ def reserve_job(settings: Settings, codec: Codec, job: Job, source: RowSource, n
     """Reserve a job that is about to begin, if its tenant has budgets. Raises JobFailedError if it does not fit a hard
     one, LeaseLostError, and UnavailableError."""
     try:
-        spec = ControlTopic(settings, codec, CONTROL_TENANTS, TenantSpec, "tenant").read().get(job.tenant)
+        spec = tenant_topic(settings, codec).read().get(job.tenant)
         if spec is None or not spec.budgets:
             return
         published = ControlTopic(settings, codec, CONTROL_PRICES, ModelPrices, "model").read()

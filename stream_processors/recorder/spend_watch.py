@@ -85,8 +85,5 @@ class SpendWatch:
                     usual_nanos=one.median_nanos,
                     limit_nanos=one.limit_nanos,
                 )
-        for place, ratio in ratios.items():
-            metrics.SPEND_ANOMALY_RATIO.labels(*place).set(ratio)
-        for place in self._shown - ratios.keys():
-            metrics.SPEND_ANOMALY_RATIO.remove(*place)
-        self._shown, self._known = set(ratios), anomalies
+        self._shown = metrics.show(metrics.SPEND_ANOMALY_RATIO, ratios, self._shown)
+        self._known = anomalies

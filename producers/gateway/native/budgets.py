@@ -1,6 +1,5 @@
 """GET /v1/budgets: the budgets of the caller's tenant, with what is spent and reserved."""
 
-from datetime import date
 from typing import Annotated
 
 from fastapi import APIRouter, Depends
@@ -9,7 +8,7 @@ from starlette.responses import Response
 from fairlane.outcomes import BudgetScope
 from fairlane.records import TenantSpec
 from fairlane_server.budgets.budgets import concerns, since
-from fairlane_server.budgets.status import DailyCost, statuses
+from fairlane_server.budgets.status import DailyCost, daily_costs, statuses
 from fairlane_server.costs.daily_sums import Group, SumQuery
 from producers.gateway import openapi
 from producers.gateway.identity.identity import Identity, Permission, require
@@ -53,8 +52,4 @@ def _accounts(spec: TenantSpec, own: str) -> list[str | None]:
 async def _costs(deps: NativeDeps, tenant: str, account: str | None, now_ms: int) -> list[DailyCost]:
     only = {} if account is None else {Group.CALLER: account}
     sums = await deps.results.usage(tenant, SumQuery((Group.DAY,), since(now_ms), None, only), None, _MOST_SUMS)
-    return [
-        DailyCost(account, day, one.currency, one.cost_nanos)
-        for one in sums
-        if isinstance(day := one.keys[0], date) and one.currency is not None and one.cost_nanos is not None
-    ]
+    return daily_costs(sums, account)

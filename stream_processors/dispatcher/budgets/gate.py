@@ -124,11 +124,7 @@ class BudgetGate:
                 labels = tenant, of, budget.period, limit
                 part = spent / nanos if nanos else 1.0
                 parts[labels] = max(part, parts.get(labels, 0.0))
-        for labels, part in parts.items():
-            metrics.BUDGET_SPENT_RATIO.labels(*labels).set(part)
-        for labels in self._shown - parts.keys():
-            metrics.BUDGET_SPENT_RATIO.remove(*labels)
-        self._shown = set(parts)
+        self._shown = metrics.show(metrics.BUDGET_SPENT_RATIO, parts, self._shown)
 
     def _estimate(self, queued: QueuedRequest, now_ms: int) -> int:
         return estimated_nanos(

@@ -32,6 +32,7 @@ class FakePassages:
     hangs: bool = False
     searches: list[tuple[str, str | None, int]] = field(default_factory=list)
     """Tenant, text and limit of each."""
+    timeouts_s: list[float] = field(default_factory=list)
     look_ups: int = 0
     late: bool = False
     """Searches are, and nothing else."""
@@ -54,6 +55,7 @@ class FakePassages:
         self, collection: Collection, vector: FloatArray, text: str | None, limit: int, timeout_s: float
     ) -> Found:
         self.searches.append((collection.tenant, text, limit))
+        self.timeouts_s.append(timeout_s)
         if self.missing:
             raise CollectionNotFoundError("there are no passages")
         if self.hangs_once or self.late:

@@ -77,7 +77,7 @@ class LatestLoad:
         """Reservations of a tenant's budgets, by caller (None: of the tenant). None while they are not known."""
         return self._view.reserved(tenant) if self._view is not None and self.is_known(now_ms) else None
 
-    def ahead(self, tenant: str, pool: str, priority: str, now_ms: int) -> WorkAhead:
+    def ahead(self, pool: str, now_ms: int) -> WorkAhead:
         """Work that is certainly ahead of a request. A pool without consumers during the whole observation counts as
         never seen."""
         row = self._pools.get(pool)
@@ -88,13 +88,8 @@ class LatestLoad:
             lost_for_ms = max(0, now_ms - lived_at_ms) + CAPACITY_TTL_MS
             return WorkAhead(PoolCapacity(CapacityState.LOST, lost_for_ms=lost_for_ms), 0, 0, 0)
         capacity = PoolCapacity(CapacityState.LIVE, row.consumers, row.capacity_tokens_per_s)
-        own = self.tenant(tenant, pool)
-        # A tenant's backlog is not reported by class: it is known only where no other class waits in the pool.
-        if own is None or not own.entitled_share or not set(row.waiting_by_class) <= {priority}:
-            return WorkAhead(capacity, row.in_flight_tokens, row.waiting_tokens, 0)
-        return WorkAhead(
-            capacity, row.in_flight_tokens, row.waiting_tokens, own.waiting_tokens, own_share=own.entitled_share
-        )
+        # Only what is dispatched: of what waits, even of the same tenant, a later deadline or backfill goes after it.
+        return WorkAhead(capacity, row.in_flight_tokens, row.waiting_tokens, 0)
 
 
 def reject_early(
@@ -105,7 +100,7 @@ def reject_early(
     - 403 for an unregistered tenant, and for a model that it may not use; 404 for an unknown model.
     - 503 ``no_capacity`` if its pool has lost its last consumer and is not expected back within the request's timeout.
     - 429 ``overloaded`` if the tenant's queue is full and the dispatcher has recently rejected for that.
-    - 429 ``deadline_unmeetable`` if the work ahead of it takes longer than its timeout.
+    - 429 ``deadline_unmeetable`` if the work in flight takes longer than its timeout.
     """
     if registry.tenants is None or registry.models is None:
         return None
@@ -123,7 +118,7 @@ def reject_early(
     timeout_ms = request.timeout_ms or DEFAULT_TIMEOUT_MS.get(request.priority)
     if timeout_ms is None:
         return None
-    load = latest.ahead(tenant, pool, request.priority, now_ms)
+    load = latest.ahead(pool, now_ms)
     elsewhere = _may_answer_elsewhere(spec, model, request.task, registry.models)
     late = None if elsewhere else _too_late(pool, load, timeout_ms, request.request_id)
     if late is not None and late.code == NO_CAPACITY:

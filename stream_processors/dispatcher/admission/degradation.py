@@ -134,6 +134,10 @@ class Ladder:
                 self._rungs.popitem(last=False)
             self._rungs[key] = _Rung(1, now_ms, None, now_ms)
             return 1
+        if now_ms < rung.asked_at_ms:
+            # The clock was set back.
+            rung.went_up_at_ms = min(rung.went_up_at_ms, now_ms)
+            rung.calm_since_ms = None if rung.calm_since_ms is None else min(rung.calm_since_ms, now_ms)
         rung.asked_at_ms = now_ms
         self._rungs.move_to_end(key)
         self._move(rung, pressure, now_ms)
@@ -170,10 +174,10 @@ class Ladder:
         return pressure < self._policy.up_at[level - 1] * self._policy.down_ratio
 
     def _forget(self, now_ms: int) -> None:
-        oldest_ms = now_ms - self._policy.forget_after_ms
         while self._rungs:
             key = next(iter(self._rungs))
-            if self._rungs[key].asked_at_ms > oldest_ms:
+            # As far in the future it is as old: the clock was set back.
+            if abs(now_ms - self._rungs[key].asked_at_ms) < self._policy.forget_after_ms:
                 return
             del self._rungs[key]
 

@@ -26,6 +26,12 @@ GRACE_MS = 5_000
 FRESH_PART = 0.5
 """Part of the latency target for requests without a slot, while slots are outstanding and all of them are used."""
 
+MOST_SLOTS = 100_000
+MOST_OF_BACKLOG = MOST_SLOTS // 10
+"""Slots of one backlog: a single flooder cannot use up all."""
+
+_FURTHEST_MS = 2 * MOST_RETRY_MS
+"""Of the next free slot."""
 _RETURNS_GAIN = 0.05
 _SOME_STAY_AWAY = 0.95
 _OUTDATED_KEPT = 64
@@ -50,11 +56,11 @@ class _Slots:
 
 
 class RetrySlots:
-    """The outstanding slots of all backlogs, ``max_slots`` at most; beyond it the time to retry is that of the caller,
-    and gives no right. Each operation is O(log n) on average. For one thread."""
+    """The outstanding slots of all backlogs, ``max_slots`` at most, and ``max_of_backlog`` of one; beyond that the time
+    to retry is computed alike, and gives no right. Each operation is O(log n) on average. For one thread."""
 
-    def __init__(self, max_slots: int = 100_000) -> None:
-        self._max_slots = max_slots
+    def __init__(self, max_slots: int = MOST_SLOTS, max_of_backlog: int = MOST_OF_BACKLOG) -> None:
+        self._max_slots, self._max_of_backlog = max_slots, max_of_backlog
         self._backlogs: dict[Backlog, _Slots] = {}
         self._numbers = count()
         self._count = 0
@@ -96,10 +102,10 @@ class RetrySlots:
         self._expire(slots, now_ms)
         known_ms = slots.due_ms.get(content)
         if known_ms is not None and known_ms > now_ms:
-            return max(LEAST_RETRY_MS, known_ms - now_ms)
+            return min(max(LEAST_RETRY_MS, known_ms - now_ms), MOST_RETRY_MS)
         if not isfinite(service_ms):
             return wait_ms
-        spacing_ms, next_ms = service_ms * slots.returns, slots.next_ms
+        spacing_ms, next_ms = min(service_ms, MOST_RETRY_MS) * slots.returns, slots.next_ms
         if slots.returns < _SOME_STAY_AWAY:
             # The slots before it were given when more were expected to return.
             others = len(slots.due_ms) - (known_ms is not None)
@@ -107,9 +113,9 @@ class RetrySlots:
         due_ms = max(now_ms + wait_ms, next_ms)
         if due_ms - now_ms >= MOST_RETRY_MS:
             return max(wait_ms, MOST_RETRY_MS)
-        if known_ms is None and self._count >= self._max_slots:
-            return due_ms - now_ms
         slots.next_ms = due_ms + spacing_ms
+        if known_ms is None and (self._count >= self._max_slots or len(slots.due_ms) >= self._max_of_backlog):
+            return due_ms - now_ms
         self._count += known_ms is None
         slots.due_ms[content] = due_ms
         heappush(slots.by_time, (due_ms, next(self._numbers), content))
@@ -123,6 +129,12 @@ class RetrySlots:
                 del self._backlogs[backlog]
 
     def _expire(self, slots: _Slots, now_ms: int) -> None:
+        if slots.next_ms - now_ms > _FURTHEST_MS:
+            # The clock was set back.
+            self._count -= len(slots.due_ms)
+            slots.due_ms.clear()
+            slots.by_time.clear()
+            slots.next_ms = 0.0
         while slots.by_time and slots.by_time[0][0] + GRACE_MS < now_ms:
             due_ms, _, content = heappop(slots.by_time)
             if slots.due_ms.get(content) == due_ms:

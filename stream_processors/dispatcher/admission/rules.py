@@ -169,7 +169,8 @@ class Shed:
 
     code: Code
     message: str
-    retry_after_ms: int
+    retry_after_ms: int | None
+    """None: it does not fit its allowed time however short the queue is."""
     is_for_target: bool = False
     """Whether there is room, but it would be queued longer than its latency target."""
 
@@ -191,14 +192,17 @@ def decide(
     - ``deadline_unmeetable`` if now + wait + service > submitted + (deadline - submitted) x (1 - safety_margin). A pool
       that never reported, and an idle live one, take every request that has not expired: a pool's rate is learned only
       from work, so a wrong rate must not reject for ever.
-    - ``overloaded`` if it would be queued longer than ``target_part`` of its latency target. Work in flight does not
-      count: a refusal would not make it less, and it is mostly that of others.
+    - ``overloaded`` if it would be queued longer than ``target_part`` of its latency target: a burst fits below it, a
+      standing queue does not. That is the aim of CoDel (Nichols & Jacobson, "Controlling Queue Delay", ACM Queue 10(5),
+      2012), reached at arrival, by prediction, since a request that is dropped at its turn has waited in vain. Work in
+      flight does not count: a refusal would not make it less, and it is mostly that of others.
 
     A flooder's backlog never causes the rejection of another tenant's request: the backlogs of others change the
     prediction by at most one turn each; and they never make a request ``overloaded`` that leaves its tenant within its
     guaranteed part of the total, nor the first request of a tenant while there is any room. Work of others in flight
     does count in the prediction; it is at most the dispatch window.
 
+    A request whose own run takes longer than its allowed time, at the rate of one consumer, gets no time to retry.
     ``retry_after_ms`` is the time after which the same request, sent again, would be admitted if the pool drained at
     its present rate and nothing else came; for ``overloaded`` until a tenth of the tenant's bound is free. A hash of
     the request id lengthens it by up to ``jitter``, so that requests rejected together do not return together; it lies
@@ -227,6 +231,8 @@ def decide(
             message += f", {target_part:.0%} of which is for those who were not refused before"
     else:
         return None
+    if prediction.service_ms > allowed_ms * load.service_stretch:
+        return Shed(code, message, None, is_for_target)
     own_ms, all_ms = _drain_ms(bounds, load)
     retry_ms = prediction.return_ms + max(
         requests.ms_until_admitted(1, own_ms, all_ms),

@@ -201,7 +201,8 @@ class AdmissionStage:
                 # of the degraded attempt.
                 inputs["tried_steps"] = " ".join(degraded.degradations)
             retry_after_ms = verdict.retry_after_ms
-            if load.capacity.state is CapacityState.LIVE and verdict.code == Code.OVERLOADED:
+            is_live = load.capacity.state is CapacityState.LIVE
+            if retry_after_ms is not None and is_live and verdict.code == Code.OVERLOADED:
                 content = _content_of(queued.request) if content is None else content
                 service_ms = load.own_drain_ms(degraded.cost_tokens)
                 retry_after_ms = ceil(self.retry_slots.refused(backlog, content, retry_after_ms, service_ms, now_ms))

@@ -146,7 +146,7 @@ class DecisionWriter:
             return self.codec.encode_around(item, queued.encoded[1])
         return self.codec.encode(item)
 
-    def late(self, queued: QueuedRequest, retry_after_ms: int, now_ms: int) -> tuple[OutputRecord, ...]:
+    def late(self, queued: QueuedRequest, retry_after_ms: int | None, now_ms: int) -> tuple[OutputRecord, ...]:
         """The reply and audit event of a request whose deadline passed while it waited, or can no longer be met."""
         waited_ms, code = now_ms - queued.submitted_at_ms, Code.DEADLINE_UNMEETABLE
         inputs = {"waited_ms": waited_ms, "deadline_at_ms": queued.deadline_at_ms, "cost_tokens": queued.cost_tokens}

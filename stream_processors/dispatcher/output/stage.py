@@ -121,7 +121,7 @@ class OutputStage:
         message, retry_after_ms, inputs = refusal_of(judgement, queued)
         return self.writer.shed(replace(queued, budget=notice), code, message, retry_after_ms, inputs, now_ms)
 
-    def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int:
+    def retry_after_ms(self, queued: QueuedRequest, now_ms: int) -> int | None:
         """Retry hint of a late request: when it would be admitted if sent again now."""
         load, _ = self.scheduler.predict(queued)
         allowed_ms = queued.deadline_at_ms - queued.submitted_at_ms

@@ -38,9 +38,13 @@ class CapacityBoard:
 
     def __init__(self) -> None:
         self._pools: dict[str, _Pool] = {}
+        self._now_ms = 0
 
     def report(self, report: CapacityReport, now_ms: int) -> None:
         """Add a report received at ``now_ms``."""
+        if now_ms < self._now_ms:
+            self._set_back(now_ms)
+        self._now_ms = now_ms
         pool = self._pools.setdefault(report.pool, _Pool())
         if report.draining or now_ms > pool.heard_at_ms:
             _catch_up(pool)
@@ -69,6 +73,14 @@ class CapacityBoard:
             last_cost_tokens_per_s=known.rate,
             lost_for_ms=max(0, now_ms - known.heard_at_ms),
         )
+
+    def _set_back(self, now_ms: int) -> None:
+        """The clock was set back: what was received in what is now the future counts as received now."""
+        for pool in self._pools.values():
+            pool.heard_at_ms = min(pool.heard_at_ms, now_ms)
+            for consumer in pool.consumers.values():
+                consumer.received_at_ms = min(consumer.received_at_ms, now_ms)
+            pool.is_stale = True
 
     def pools(self) -> Iterable[str]:
         return tuple(self._pools)

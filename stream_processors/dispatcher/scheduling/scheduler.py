@@ -6,8 +6,8 @@ scheduler.
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from math import ceil
+from dataclasses import dataclass, field, replace
+from math import ceil, inf
 from operator import attrgetter
 from typing import Generic, TypeVar
 
@@ -254,11 +254,17 @@ class Scheduler(Generic[ItemT]):
 
     def push(self, item: ItemT) -> None:
         pool, tenant, priority_class = self._pool(item.pool), item.tenant, item.priority_class
-        if not pool.queue.waiting(tenant, priority_class).requests:
+        is_first = not pool.queue.waiting(tenant, priority_class).requests
+        if is_first:
             share = pool.share.entitled_share(priority_class, self._weight(tenant), waits=False)
             turn_tokens = max(DEFAULT_QUANTUM_TOKENS, _mean_cost_tokens(pool) or item.cost_tokens)
             pool.served.begin(tenant, priority_class, turn_tokens / share)
         pool.queue.push(item)
+        if is_first:
+            # The others of a batch are judged with this tenant beside them.
+            self._refresh_share(item.pool, pool, self._now_ms)
+            for name, service in self._service_by_class(pool).items():
+                pool.planned[name] = max(service, pool.planned.get(name, 0.0))
         pool.deadlines.add(item)
         self._items[item.claim] = item
         self._ids.add(item)
@@ -300,34 +306,43 @@ class Scheduler(Generic[ItemT]):
             return []
         is_lost = pool.capacity.state is CapacityState.LOST
         service = {} if is_lost else self._service_by_class(pool)
-        if any(service.get(name, 0.0) < _NOTABLE_FALL * before for name, before in pool.planned.items()):
+        fell = any(service.get(name, 0.0) < _NOTABLE_FALL * before for name, before in pool.planned.items())
+        if fell:
             pool.review_until_ms = now_ms + _REVIEWS_AFTER_FALL_MS
             pool.planned = service
         else:
             # The best so far: it may get worse in small steps.
             pool.planned = {name: max(now, pool.planned.get(name, 0.0)) for name, now in service.items()}
-        every_ms = max(_REVIEW_EVERY_MS, _REVIEW_MS_PER_REQUEST * len(pool.queue))
+        every_ms = max(0 if fell else _REVIEW_EVERY_MS, _REVIEW_MS_PER_REQUEST * len(pool.queue))
         is_wanted = is_lost or now_ms < pool.review_until_ms
         if not len(pool.queue) or not is_wanted or now_ms - pool.reviewed_at_ms < every_ms:
             return []
         pool.reviewed_at_ms = now_ms
         gone: list[ItemT] = []
         ahead: dict[tuple[str, str], int] = defaultdict(int)
+        # What is looked up is the same for requests of one tenant, class, model and size, of which there may be many.
+        loads: dict[tuple[str, str, str, int], WorkAhead] = {}
         for item in sorted((one for one in self._items.values() if one.pool == name), key=_DEADLINE):
             if item.is_backfill:
                 continue
-            load = self._load(item, ahead[item.tenant, item.priority_class])
+            key = item.tenant, item.priority_class
+            alike = (*key, item.model_name, item.cost_tokens.bit_length())
+            load = loads.get(alike)
+            if load is None:
+                load = loads[alike] = self._load(item, 0)
+            load = replace(load, own_waiting_tokens=load.own_waiting_tokens + ahead[key])
             if now_ms + predict(load, item.cost_tokens).finish_ms > item.deadline_at_ms:
                 gone.append(item)
             else:
-                ahead[item.tenant, item.priority_class] += item.cost_tokens
+                ahead[key] += item.cost_tokens
         for item in gone:
             self._take_out(item)
         return gone
 
     def _service_by_class(self, pool: _Pool[ItemT]) -> dict[str, float]:
-        """Of each class with a backlog: tokens per second of a tenant of weight 1 in it."""
-        rate = pool.capacity.cost_tokens_per_s * (pool.share.share or 1.0)
+        """Of each class with a backlog: tokens per second of a tenant of weight 1 in it. Infinite while the pool's rate
+        is unknown: then requests are admitted as if they took no time."""
+        rate = (pool.capacity.cost_tokens_per_s or inf) * (pool.share.share or 1.0)
         weights, backlogged = pool.share.fleet_class_weights, pool.queue.backlogged_weight
         waiting = {name: weight for name in CLASS_WEIGHTS if (weight := backlogged(name)) > 0}
         of_all = sum(weights[name] for name in waiting)
@@ -533,6 +548,9 @@ class Scheduler(Generic[ItemT]):
     def _refresh(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
         pool.capacity = self.capacity.pool(name, now_ms)
         self._open_window(name, pool, now_ms)
+        self._refresh_share(name, pool, now_ms)
+
+    def _refresh_share(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
         own = {priority_class: pool.queue.backlogged_weight(priority_class) for priority_class in CLASS_WEIGHTS}
         before = pool.share.class_weights
         pool.share = self.fleet.share(name, own, CLASS_WEIGHTS, now_ms)

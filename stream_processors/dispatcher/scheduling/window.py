@@ -13,6 +13,7 @@ are served by w.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from heapq import heapify, heapreplace
 from math import floor, inf
 from typing import NamedTuple
@@ -233,11 +234,16 @@ class Fleet:
     def __init__(self, instance_id: str) -> None:
         self._instance_id = instance_id
         self._heard: dict[str, _Heard] = {}
+        self._now_ms = 0
 
     def report(self, report: DispatchReport, now_ms: int) -> None:
         """Add a report. A draining dispatcher is removed at once; a report older than the last is ignored."""
         if report.instance_id == self._instance_id:
             return
+        if now_ms < self._now_ms:
+            # The clock was set back.
+            self._heard = {name: replace(one, at_ms=min(one.at_ms, now_ms)) for name, one in self._heard.items()}
+        self._now_ms = now_ms
         last = self._heard.get(report.instance_id)
         if report.draining:
             self._heard.pop(report.instance_id, None)

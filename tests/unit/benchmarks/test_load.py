@@ -26,12 +26,12 @@ from benchmarks.load import (
     text_of,
     waits,
 )
-from benchmarks.overload import growth, sampled_mib
+from benchmarks.overload import calm_again_s, growth, sampled_mib
 from benchmarks.processes import resident_bytes
 from benchmarks.service_curve import ServedRequest
 from benchmarks.simulated_pool import SimulatedPool, dispatchers
 from benchmarks.trace import TraceSampler, load_trace
-from benchmarks.traffic import SHAPES, Traffic
+from benchmarks.traffic import FLASH_S, FLASH_START_S, SHAPES, Traffic
 from fairlane.names import backfill_topic, requests_topic
 from fairlane.outcomes import Outcome
 from fairlane.records import InferenceRequest
@@ -228,3 +228,19 @@ def test_isolation_divides_by_the_time_alone(monkeypatch: pytest.MonkeyPatch) ->
 
     assert values["p99 beside the flood divided by p99 alone"] == pytest.approx(1.4)
     assert values["the same under fifo"] == pytest.approx(90)
+
+
+def test_after_a_flash_it_is_calm_when_every_second_is_as_before() -> None:
+    def served(at_s: float, latency_ms: int) -> Observed:
+        at_ms = _SUBMITTED_MS + round(1_000 * at_s)
+        return replace(_SERVED, submitted_at_ms=at_ms, seen_at_ms=at_ms + latency_ms)
+
+    end_s = FLASH_START_S + FLASH_S
+    before = [served(second / 10, 100) for second in range(50)]
+    calm = [served(end_s + second / 10, 140) for second in range(100)]
+    assert calm_again_s([*before, *calm], _SUBMITTED_MS) == 0
+    assert calm_again_s([*before, *calm, served(end_s + 3.5, 160)], _SUBMITTED_MS) == 4
+    refused = replace(_REFUSED, submitted_at_ms=_SUBMITTED_MS + round(1_000 * (end_s + 6.5)))
+    assert (
+        calm_again_s([*before, *calm, replace(refused, seen_at_ms=refused.submitted_at_ms + 400)], _SUBMITTED_MS) == 7
+    )

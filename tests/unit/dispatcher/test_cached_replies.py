@@ -81,7 +81,8 @@ def test_an_id_that_is_refused_after_it_waited_is_forgotten_as_well() -> None:
     after(bench, offset=20)
     replies = bench.decoded("replies.acme")
     assert {(reply.outcome, reply.code) for reply in replies} == {(Outcome.REJECTED, Code.DEADLINE_UNMEETABLE)}
-    assert all(reply.retry_after_ms >= 100 for reply in replies)
+    # At this rate it would never be done in time.
+    assert all(reply.retry_after_ms is None for reply in replies)
     assert bench.seen.forgotten == [id_of(1), id_of(2)]
 
 

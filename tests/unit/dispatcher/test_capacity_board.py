@@ -223,3 +223,17 @@ def test_the_board_is_what_the_reports_say(steps: list[tuple[int, str, float, bo
     assert (capacity.state is CapacityState.NEVER) == (not steps)
     if measured := [rate for rate in rates if rate]:
         assert capacity.cost_tokens_per_s == pytest.approx(sum(measured) / len(measured) * len(rates))
+
+
+@pytest.mark.parametrize("back_ms", [1_000, 10_000, 3_600_000])
+def test_a_clock_that_is_set_back_loses_no_pool_and_keeps_no_dead_consumer(back_ms: int) -> None:
+    board = board_of([report("gpu-1"), report("gpu-2"), report("other", pool="embed")])
+    now_ms = T0 - back_ms
+    board.report(report("gpu-1"), now_ms)
+    assert (board.pool("llm", now_ms).consumers, board.pool("embed", now_ms).consumers) == (2, 1)
+    now_ms += CAPACITY_TTL_MS
+    board.report(report("gpu-1"), now_ms)
+    board.report(report("gpu-1"), now_ms + 1)
+    assert board.pool("llm", now_ms + 1).consumers == 1
+    assert board.pool("embed", now_ms + 1).state is CapacityState.LOST
+    assert board.pool("embed", now_ms + 1).lost_for_ms == CAPACITY_TTL_MS + 1

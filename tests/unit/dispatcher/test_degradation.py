@@ -143,6 +143,13 @@ def test_the_patient_do_not_feel_the_impatient() -> None:
     assert impatient == sorted(impatient), "and it does not flap"
 
 
+@pytest.mark.parametrize("back_ms", [1_000, 3_600_000])
+def test_a_clock_that_is_set_back_holds_no_level(back_ms: int) -> None:
+    there = levels(SHORT_LADDER, [(100, 2.0)] * 3 + [(500, 0.1), (-back_ms, 0.1)] + [(500, 0.1)] * 8)
+    assert [level for _, level in there[:3]] == [1, 2, 3]
+    assert there[-1][1] == 0
+
+
 def test_idle_pairs_are_forgotten() -> None:
     ladder = Ladder(SHORT_LADDER)
     for index in range(1_000):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fairlane.outcomes import Code, Degradation, Outcome, RetrievalMode, RetrievalReason
-from fairlane.records import CancelRequest, Parameters, Retrieval, RetrievalUse, TenantSpec, WorkItem
+from fairlane.records import CancelRequest, Parameters, RequestInput, Retrieval, RetrievalUse, TenantSpec, WorkItem
 from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.store_error import StoreError
 from stream_processors.dispatcher.intake.validation import size_of_input
@@ -15,6 +15,7 @@ from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 from tests.kit.dispatcher_bench import MODEL, PARTITION, Bench, encoded, handed_back, request
 from tests.kit.fake_passages import collection, hit
+from tests.kit.waiting import eventually_async
 
 RETRIEVAL = Retrieval("handbook", 2)
 WORK = "priority.pool.normal"
@@ -50,6 +51,25 @@ def test_a_request_whose_turn_is_at_once_is_sent_on_with_its_passages(bench: Ben
     assert item.degradations == ()
     (inputs,) = [event.inputs for event in bench.audit() if event.decision == "dispatched"]
     assert (inputs["collection"], inputs["retrieval_mode"], inputs["passages"]) == ("handbook", "hybrid", "2")
+
+
+def test_at_the_step_of_a_shorter_retrieval_it_has_half_of_the_budget() -> None:
+    bench = Bench(retrieval_budget_ms=10_000)
+    bench.passages.add(collection())
+    whole = bench.queued(request(1, retrieval=RETRIEVAL))
+    other = bench.queued(request(2, retrieval=RETRIEVAL, input=RequestInput(prompt="something else")))
+
+    async def look_up() -> None:
+        bench.new_loop()
+        stage = bench.dispatcher.enrichment
+        stage.begin(whole)
+        stage.begin(replace(other, degradations=(Degradation.SHORTER_RETRIEVAL,)))
+        await eventually_async(lambda: len(bench.passages.searches) == 2)
+        await stage.close()
+
+    asyncio.run(look_up())
+    assert 9 < bench.passages.timeouts_s[0] <= 10
+    assert 4 < bench.passages.timeouts_s[1] <= 5
 
 
 def test_one_without_retrieval_waits_for_nothing(bench: Bench) -> None:

@@ -73,6 +73,31 @@ def test_what_is_kept_is_bounded_and_who_has_a_slot_keeps_it() -> None:
     assert not slots.are_outstanding(BACKLOG)
 
 
+def test_when_no_slot_is_left_they_still_do_not_return_together() -> None:
+    slots = RetrySlots(max_slots=3)
+    assert [slots.refused(BACKLOG, number, 1_000, 50, 0) for number in range(6)] == [1_000 + 50 * n for n in range(6)]
+
+
+def test_one_backlog_leaves_slots_for_others() -> None:
+    slots, other = RetrySlots(max_slots=10, max_of_backlog=4), ("pool", "other", "normal")
+    for number in range(100):
+        slots.refused(BACKLOG, number, 1_000, 1, 0)
+    slots.refused(other, "a", 1_000, 1, 0)
+    assert len(slots) == 5
+    assert slots.target_part(other, "a", 1_000) == 1.0
+
+
+@pytest.mark.parametrize("back_ms", [1_000, 60_000, 3_600_000])
+def test_a_clock_that_is_set_back_lengthens_no_time_beyond_the_longest(back_ms: int) -> None:
+    slots, now_ms = RetrySlots(), 10_000_000
+    for content in "abc":
+        slots.refused(BACKLOG, content, 1_000, 50, now_ms)
+    for content in "abcd":
+        assert slots.refused(BACKLOG, content, 1_000, 50, now_ms - back_ms) <= min(back_ms + 2_000, MOST_RETRY_MS)
+    slots.expire(now_ms)
+    assert len(slots) == sum(len(one.due_ms) for one in slots._backlogs.values())
+
+
 def test_without_a_rate_there_is_no_slot() -> None:
     slots = RetrySlots()
     assert slots.refused(BACKLOG, "a", 1_000, float("inf"), 0) == 1_000, "that of the caller"

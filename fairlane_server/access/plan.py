@@ -41,12 +41,14 @@ class AccessState:
         grants: all permissions, of any user and host. ACLs that deny are not managed.
         quotas: client quotas by user name.
         allows_unlisted: the brokers may let everybody use what no ACL names.
+        open_listeners: names of listeners that take clients without a password or a certificate.
     """
 
     users: Collection[str]
     grants: Collection[Grant]
     quotas: Mapping[str, Quotas] = field(default_factory=dict)
     allows_unlisted: bool = False
+    open_listeners: Collection[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -94,8 +94,8 @@ def check_command(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """As `plan --delete`, and an error if anything differs from the files, users of others have rights here, or what no
-    ACL names may be open to everybody.
+    """As `plan --delete`, and an error if anything differs from the files, users of others have rights here, what no
+    ACL names may be open to everybody, or a listener takes clients without a password or a certificate.
 
     Exit status: 0 all is as it should be, 1 it is not.
     """
@@ -106,6 +106,8 @@ def check_command(
         fail(f"{len(made.changes)} changes pending, {len(made.foreign)} rights that do not follow from the files")
     if opened.state.allows_unlisted:
         fail(_OPEN_TO_ALL)
+    if opened.state.open_listeners:
+        fail(_open_listeners(opened.state))
 
 
 @app.command("apply")
@@ -201,6 +203,13 @@ _OPEN_TO_ALL = (
 )
 
 
+def _open_listeners(state: AccessState) -> str:
+    return (
+        f"the brokers listen on {', '.join(state.open_listeners)} without a password or a certificate: whoever "
+        "reaches that is User:ANONYMOUS; close it, or let it ask for SASL"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Access:
     """A cluster's state, and the files that it is held against. ``users``: those of the files, the first of each
@@ -293,6 +302,7 @@ class _Access:
             "foreign": [{"user": grant.user, "right": str(grant)} for grant in made.foreign],
             "unknown_users": [*made.unknown_users],
             "allows_unlisted": self.state.allows_unlisted,
+            "open_listeners": [*self.state.open_listeners],
         }
 
     def _warn(self, made: AccessPlan) -> None:
@@ -302,6 +312,8 @@ class _Access:
             warn(f"{user}: no file names its tenant or pool any more; `fairlane access apply --delete` deletes it")
         if self.state.allows_unlisted:
             warn(_OPEN_TO_ALL)
+        if self.state.open_listeners:
+            warn(_open_listeners(self.state))
 
 
 def _open(

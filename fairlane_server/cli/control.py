@@ -71,13 +71,13 @@ def apply_tenants(
     """
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file)
     specs = {spec.tenant: spec for spec in load_tenants(settings.tenants_file)}
-    check_open_kafka(settings, specs)
     families = [
         family for family in load_families(topics_file) if family.placeholders or family.name == CONTROL_TENANTS
     ]
     control = tenant_topic(settings, codec_for(settings))
     published = control.read_if_there()
     of_api = managed_by_api(published)
+    check_open_kafka(settings, specs.keys() | (of_api.keys() if delete else published.keys()))
     foreign = of_api.keys() - specs.keys() if force else of_api.keys()
     # Without the models, the pools are those that are dedicated to tenants.
     topics = expand(families, with_api_tenants(specs.values(), {} if force else published), models=())

@@ -299,11 +299,14 @@ class DispatcherApp:
         return True
 
     async def _upkeep(self) -> None:
-        """Periodic work every ``_UPKEEP_S``: registry changes, new topics, pauses, membership, deadlines, dispatch."""
+        """Periodic work every ``_UPKEEP_S``: registry changes, new topics, pauses, membership, deadlines, dispatch.
+
+        Raises OpenKafkaError when a second tenant comes and Kafka is open to all and may not be."""
         stream, dispatcher = self._stream, self._dispatcher
         # Before Python 3.12 wait_for loses a cancellation that coincides with its result, hence the loop condition.
         while not self._stopping.is_set():
             self._show_registry()
+            check_open_kafka(self._settings, self._registered[0])
             if stream.crashed is not None:
                 raise RuntimeError("Faust stopped") from stream.crashed
             if not stream.rebalancing:

@@ -119,9 +119,13 @@ def test_what_was_applied_is_applied_and_the_passwords_are_private(rights: Right
         "foreign": [],
         "unknown_users": [],
         "allows_unlisted": False,
+        # Of this test's administrator.
+        "open_listeners": ["CONTROLLER", "PLAINTEXT"],
     }
     assert rights.apply()["applied"] == []
-    assert rights.run("access", "check")[:2] == (0, "nothing to change\n")
+    code, text, complaint = rights.run("access", "check")
+    assert (code, text) == (1, "nothing to change\n")
+    assert complaint.splitlines()[-1].startswith("error: the brokers listen on CONTROLLER, PLAINTEXT without")
     files = sorted(rights.credentials.iterdir())
     assert [file.name for file in files] == sorted(f"{user.name}.env" for user in USERS)
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
@@ -328,7 +332,7 @@ def test_a_removed_tenant_loses_its_rights_when_told_so_and_a_new_one_needs_no_r
     assert {one["user"] for one in applied["removals"]} == {ACME2.name}
     assert refusal() is None
     code, _, complaint = rights.run("access", "apply", *given, tenants=tenants)
-    assert (code, complaint.count("\n")) == (0, 1)
+    assert (code, complaint.count("\n")) == (0, 2)
     assert complaint.startswith(f"warning: {ACME2.name}: no file names its tenant or pool any more; ")
     assert rights.run("access", "check", tenants=tenants)[0] == 1
 

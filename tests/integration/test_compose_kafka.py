@@ -125,6 +125,13 @@ def test_nobody_connects_without_a_password_or_with_a_wrong_one(kafka: ComposeKa
                 AdminClient({**settings, "bootstrap.servers": kafka.addresses[listener]}).list_topics(timeout=3)
 
 
+def test_nobody_may_more_than_follows_from_the_files_and_no_listener_is_open(
+    kafka: ComposeKafka, credentials: Path
+) -> None:
+    done = set_up(kafka, credentials, ("-m", "fairlane_server.cli", "access", "check"))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_kafka_ui_reads_dead_letters_and_no_prompts(kafka: ComposeKafka) -> None:
     viewer = services()["kafka-ui"].environment
     jaas = viewer["KAFKA_CLUSTERS_0_PROPERTIES_SASL_JAAS_CONFIG"]

@@ -30,6 +30,7 @@ from deploy.local.status import read_status
 from fairlane.client import Client
 from fairlane.outcomes import Outcome
 from fairlane.settings import KafkaSettings
+from fairlane_server.access.admin import read_access
 from fairlane_server.access.credentials import PASSWORD
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.caching.entries import CacheName, request_key
@@ -93,6 +94,11 @@ def test_a_tenant_is_answered_over_kafka_and_over_http(stack: LocalStack) -> Non
     with user_of_redis(stack, RedisServer.CACHE, RedisRole.GATEWAY) as redis:
         entry = request_key(CacheName.ACCEPTED, "acme", answers[0].json()["id"].removeprefix("chatcmpl-"))
         eventually(lambda: redis.getrange(entry.name, 0, 0), what="the request in the cache")
+
+
+def test_no_listener_takes_clients_without_a_password(stack: LocalStack) -> None:
+    settings = stack.endpoints.kafka_settings(ADMIN_USER)
+    assert read_access(ClusterAdmin(settings), settings).open_listeners == []
 
 
 def settings_of_acme(stack: LocalStack, changed: dict[str, str | None]) -> KafkaSettings:

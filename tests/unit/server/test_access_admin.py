@@ -106,6 +106,48 @@ def test_brokers_may_let_everybody_use_what_no_acl_names(value: str | None, *, i
     assert read(Cluster()).allows_unlisted is False
 
 
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        ({}, []),
+        ({"listeners": "PLAINTEXT://:9092"}, ["PLAINTEXT"]),
+        ({"listeners": "sasl_ssl://:9093,SASL_PLAINTEXT://:9094"}, []),
+        # The protocol counts, not the name.
+        (
+            {
+                "listeners": "SASL_SSL://:9093, INSIDE://:9092",
+                "listener.security.protocol.map": "SASL_SSL:PLAINTEXT,INSIDE:SASL_SSL",
+            },
+            ["SASL_SSL"],
+        ),
+        # Certificates of clients are as good as passwords, if they must be shown.
+        ({"listeners": "SSL://:9093"}, ["SSL"]),
+        ({"listeners": "SSL://:9093", "ssl.client.auth": "requested"}, ["SSL"]),
+        ({"listeners": "SSL://:9093", "ssl.client.auth": None}, ["SSL"]),
+        ({"listeners": "SSL://:9093", "ssl.client.auth": "required"}, []),
+        (
+            {
+                "listeners": "SSL://:9093",
+                "ssl.client.auth": "required",
+                "listener.name.ssl.ssl.client.auth": "none",
+            },
+            ["SSL"],
+        ),
+        # Of controllers in other processes.
+        (
+            {
+                "listeners": "SASL_SSL://:9093",
+                "controller.listener.names": "CONTROLLER",
+                "listener.security.protocol.map": "SASL_SSL:SASL_SSL,CONTROLLER:PLAINTEXT",
+            },
+            ["CONTROLLER"],
+        ),
+    ],
+)
+def test_a_listener_that_asks_for_no_password_is_named(config: dict[str, str | None], names: list[str]) -> None:
+    assert read(Cluster(config={**AUTHORIZER, **config})).open_listeners == names
+
+
 def acl(kind: ResourceType, operation: AclOperation, principal: str = "User:u") -> AclBinding:
     return AclBinding(kind, "x", ResourcePatternType.LITERAL, principal, "*", operation, AclPermissionType.ALLOW)
 

@@ -22,6 +22,7 @@ from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.pool import DeadlinePool
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.store_error import StoreError
 from producers.gateway.identity.api_keys import (
     IdentityStore,
@@ -171,14 +172,9 @@ def test_a_key_is_found_by_its_id_with_all_that_it_may(keeper: Keeper) -> None:
     assert found_by(keeper, new_key().text) is None
 
 
-def test_a_wrong_secret_finds_the_key_and_does_not_prove_it(keeper: Keeper) -> None:
+def test_a_wrong_secret_finds_nothing(keeper: Keeper) -> None:
     made = keeper.create("acme")
-    wrong = new_key().text
-    found = found_by(keeper, made.text[:20] + wrong[20:])
-    shown = parse_key(wrong)
-    assert found is not None
-    assert shown is not None
-    assert found.secret_sha256 != shown.secret_sha256
+    assert found_by(keeper, made.text[:20] + new_key().text[20:]) is None
 
 
 def test_what_ends_a_key_is_told(keeper: Keeper) -> None:
@@ -255,13 +251,27 @@ def test_the_function_gives_one_row_and_leaves_nobody_with_more_rights(
     kept: InPostgres, tables: PostgresServer
 ) -> None:
     first, _ = kept.create("acme"), kept.create("globex")
+    shown = parse_key(first.text)
+    assert shown is not None
     with connect(tables.gateway_dsn, "test") as connection:
         act_for(connection, "globex")
         for wanted, count in ((first.key_id, 1), ("%", 0), ("' OR true; --", 0), ("", 0)):
             query = "SELECT tenant FROM find_api_key(%s, %s)"
-            assert len(connection.execute(query, (wanted, b"")).fetchall()) == count, wanted
+            assert len(connection.execute(query, (wanted, shown.secret_sha256)).fetchall()) == count, wanted
         row = connection.execute("SELECT current_setting('fairlane.tenant')").fetchone()
         assert row == ("globex",), "what it acts for ends with it"
+
+
+@pytest.mark.parametrize("role", [PostgresRole.GATEWAY, PostgresRole.ADMIN])
+def test_no_service_gets_a_hash_that_it_does_not_have(
+    kept: InPostgres, tables: PostgresServer, role: PostgresRole
+) -> None:
+    made = kept.create("acme")
+    with connect(tables.dsn(role), "test") as connection:
+        act_for(connection, ALL_TENANTS)
+        for shown in (b"", bytes(32), None):
+            query = "SELECT secret_sha256 FROM find_api_key(%s, %s)"
+            assert connection.execute(query, (made.key_id, shown)).fetchall() == []
 
 
 def test_even_the_owner_sees_keys_of_the_tenant_alone_that_it_acts_for(

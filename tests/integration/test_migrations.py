@@ -47,6 +47,7 @@ REVISIONS = (
     "0019",
     "0020",
     "0021",
+    "0022",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

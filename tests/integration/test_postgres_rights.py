@@ -10,6 +10,7 @@ import pytest
 from psycopg import sql
 
 from fairlane.settings import Settings
+from fairlane_server.api_keys.api_key import parse_key
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from fairlane_server.postgres.migrations import upgrade
@@ -288,12 +289,14 @@ def test_a_role_changes_nothing_of_another_tenant(database: Database, role: Post
 
 def test_the_gateway_finds_a_key_by_its_id_and_lists_none(database: Database) -> None:
     with ApiKeys(database.server.owner_dsn) as keys:
-        key = keys.create("acme", "tests").key
+        shown = parse_key(keys.create("acme", "tests").text)
+    assert shown is not None
     with connect(database.server.gateway_dsn, "tests") as connection:
         act_for(connection, "")
         query = "SELECT tenant FROM find_api_key(%s, %s)"
-        assert connection.execute(query, (key.key_id, b"\0" * 32)).fetchall() == [("acme",)]
-        assert connection.execute(query, ("%", b"\0" * 32)).fetchall() == []
+        assert connection.execute(query, (shown.key_id, shown.secret_sha256)).fetchall() == [("acme",)]
+        assert connection.execute(query, (shown.key_id, b"\0" * 32)).fetchall() == []
+        assert connection.execute(query, ("%", shown.secret_sha256)).fetchall() == []
         assert connection.execute("SELECT current_setting('fairlane.tenant')").fetchone() == ("",)
 
 

@@ -12,6 +12,7 @@ from psycopg.conninfo import make_conninfo
 
 from deploy.local.postgres import ADMIN_ROLE
 from fairlane.settings import Settings
+from fairlane_server.api_keys.api_key import parse_key
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.cli import main
 from fairlane_server.postgres import migrations
@@ -169,7 +170,8 @@ def test_one_role_that_is_a_member_of_all_serves_for_every_service(
 def use_everything(database: PostgresServer) -> None:
     """As each service does; the roles of the database are one and the same."""
     with ApiKeys(database.owner_dsn) as keys:
-        key = keys.create("acme", "tests").key
+        shown = parse_key(keys.create("acme", "tests").text)
+    assert shown is not None
     with closing(RecorderStore(database.recorder_dsn)) as recorder:
         assert recorder.next_offsets([Partition("replies.a", 0)]) == {}
     with closing(JobStore(database.backfill_dsn)) as jobs:
@@ -182,4 +184,4 @@ def use_everything(database: PostgresServer) -> None:
         act_for(connection, "globex")
         assert connection.execute("SELECT name FROM collections").fetchall() == []
         query = "SELECT tenant FROM find_api_key(%s, %s)"
-        assert connection.execute(query, (key.key_id, b"")).fetchall() == [("acme",)]
+        assert connection.execute(query, (shown.key_id, shown.secret_sha256)).fetchall() == [("acme",)]

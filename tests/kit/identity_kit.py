@@ -68,6 +68,8 @@ class MemoryIdentityStore(IdentityStore):
     async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
         self._ask()
         found = self._keys.get(key_id)
+        if found is not None and found.secret_sha256 != shown_sha256:
+            return None
         if found is None or found.user is None:
             return found
         user = self._users.get((found.tenant, found.user), UserSettings())

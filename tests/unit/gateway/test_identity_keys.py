@@ -91,6 +91,21 @@ def test_whoever_has_not_the_whole_key_is_refused() -> None:
     run(use)
 
 
+def test_tables_of_before_which_find_a_key_by_its_id_alone_let_nobody_in_with_another_secret() -> None:
+    class ById(MemoryIdentityStore):
+        async def key(self, key_id: str, shown_sha256: bytes, timeout_s: float) -> StoredKey | None:
+            return self._keys.get(key_id)
+
+    async def use(bench: Bench) -> None:
+        bench.store = ById()
+        bench.verifier = KeyVerifier(bench.store, GRACE_MS, bench.clock, bench.clock, CircuitBreaker(), 1.0)
+        key = bench.store.create("acme").text
+        assert await bench.refusal(key[:20] + new_key().text[20:]) is AuthRefusal.WRONG_KEY
+        assert (await bench.verifier.verify(key)).tenant == "acme"
+
+    run(use)
+
+
 @given(st.text(max_size=80))
 def test_any_text_is_a_key_or_none(text: str) -> None:
     shown = parse_key(text)

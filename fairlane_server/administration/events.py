@@ -45,6 +45,8 @@ class AdminEventKind(StrEnum):
     USER_SET = "user_set"
     TENANT_SET = "tenant_set"
     TENANT_REMOVED = "tenant_removed"
+    TENANT_BARRED = "tenant_barred"
+    TENANT_READMITTED = "tenant_readmitted"
     DEAD_LETTERS_REPLAYED = "dead_letters_replayed"
     DEAD_LETTERS_PURGED = "dead_letters_purged"
     DEAD_LETTER_PAYLOAD_READ = "dead_letter_payload_read"

@@ -13,6 +13,7 @@ from fairlane.records import TenantSpec
 from fairlane.settings import Settings
 from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind, AuditError
 from fairlane_server.administration.recorded_change import recorded_change
+from fairlane_server.administration.tenant_remains import TenantRemains, written_topics
 from fairlane_server.api_keys.key_store import ApiKey, ApiKeys, Author
 from fairlane_server.control.published_tenants import tenant_topic
 from fairlane_server.control.tenants_file import API, tenant_document
@@ -29,6 +30,7 @@ _LONGEST_CHANGE_S = 120.0
 _LOCK = "SELECT pg_advisory_xact_lock(3170517420259)"
 
 Published = Mapping[str, TenantSpec | None]
+_NOTHING = TenantRemains()
 
 
 class TenantError(ReportableError):
@@ -69,13 +71,29 @@ def etag_of(spec: TenantSpec | None) -> str:
     return sha256(repr(spec).encode()).hexdigest()[:32]
 
 
-def decide_set(published: Published, wanted: TenantSpec, etag: str | None, *, adopt: bool) -> TenantChange:
+def decide_set(
+    published: Published,
+    wanted: TenantSpec,
+    etag: str | None,
+    *,
+    adopt: bool,
+    restore: bool = False,
+    remains: TenantRemains = _NOTHING,
+) -> TenantChange:
     """A new or changed tenant. ``etag`` is of what the caller has read, None for a new one; ``adopt``: take the tenant
-    over from the file. Raises TenantError."""
+    over from the file. ``remains`` are those of a tenant of this name; ``restore``: it is the same one, and gets them
+    back. Raises TenantError."""
     name = wanted.tenant
     before = _found(published, name, etag, adopt=adopt) if name in published else None
     if name not in published and etag is not None:
         raise TenantNotFoundError("there is no such tenant")
+    if name not in published and remains and not restore:
+        raise TenantConflictError(
+            f"there was a tenant of this name, and who gets the name gets what is left ({remains}): take another "
+            "name, or for the same customer `restore=true`. `fairlane access apply --delete` takes the rights of its "
+            "Kafka users, then `fairlane topics apply --delete` deletes its topics; the name stays taken while it has "
+            "rows"
+        )
     owner = next(
         (one for one, spec in published.items() if one != name and spec and wanted.pool and spec.pool == wanted.pool),
         None,
@@ -121,28 +139,39 @@ class Tenants(Closing):
         """All tenants by name; None for one that cannot be read. Raises ClusterError."""
         return self._topic.read()
 
-    def set(self, wanted: TenantSpec, etag: str | None, author: str, *, adopt: bool) -> TenantChange:
-        """Create the tenant's topics, then publish it. Raises TenantError: nothing was done; ClusterError, AuditError:
-        the audit says how far it came."""
+    def set(
+        self, wanted: TenantSpec, etag: str | None, author: Author, *, adopt: bool, restore: bool = False
+    ) -> TenantChange:
+        """Create the tenant's topics, then publish it; with ``restore`` its identities are accepted from then on.
+
+        Raises TenantError: nothing was done; ClusterError, AuditError, ApiKeysError: the audit says how far it came,
+        and the call may be repeated."""
         with self._locked():
             published = self._topic.read()
-            change = decide_set(published, wanted, etag, adopt=adopt)
+            remains = _NOTHING if wanted.tenant in published else self._remains(wanted.tenant)
+            change = decide_set(published, wanted, etag, adopt=adopt, restore=restore, remains=remains)
             check_open_kafka(self._settings, published.keys() | {wanted.tenant})
-            with recorded_change(self._audit, _event(AdminEventKind.TENANT_SET, change, author)):
+            with recorded_change(self._audit, _event(AdminEventKind.TENANT_SET, change, author.name)):
                 self._create_topics(wanted)
                 self._topic.publish([wanted])
+                if restore:
+                    self._keys.readmit_tenant(wanted.tenant, author=author)
         return change
 
     def remove(self, tenant: str, etag: str | None, author: Author) -> Sequence[ApiKey]:
-        """Revoke a tenant's keys and withdraw it; its topics stay. Returns the keys. Raises as ``set``, and
-        ApiKeysError."""
+        """Bar a tenant's identities and revoke its keys, then withdraw it; its topics and rows stay. Returns the keys.
+        Raises as ``set``."""
         with self._locked():
             change = decide_removal(self._topic.read(), tenant, etag)
             with recorded_change(self._audit, _event(AdminEventKind.TENANT_REMOVED, change, author.name)):
                 # First, so that a call that fails behind it can be repeated.
-                revoked = self._keys.revoke_all(tenant, author=author)
+                revoked = self._keys.bar_tenant(tenant, author=author)
                 self._topic.publish([], [tenant])
         return revoked
+
+    def _remains(self, tenant: str) -> TenantRemains:
+        topics = written_topics(ClusterAdmin(self._settings), load_families(), tenant)
+        return TenantRemains(self._keys.tenant_remains(tenant), topics)
 
     def _create_topics(self, spec: TenantSpec) -> None:
         cluster = ClusterAdmin(self._settings)

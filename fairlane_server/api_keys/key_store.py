@@ -35,6 +35,8 @@ APPLICATION_NAME = "fairlane-keys"
 CALL_TIMEOUT_S = 30.0
 MOST_NAME_CHARACTERS = 100
 MOST_SUBJECT_CHARACTERS = 255
+BARRED_TENANTS = "barred_tenants"
+"""The table of tenants whose keys, tokens and sessions are refused."""
 
 log = get_logger(__name__)
 
@@ -61,6 +63,9 @@ UPDATE api_keys SET revoked_at = coalesce(revoked_at, now()) WHERE key_id = %s R
 _REVOKE_ALL = f"""
 UPDATE api_keys SET revoked_at = now() WHERE tenant = %s AND revoked_at IS NULL RETURNING {_COLUMNS}
 """  # noqa: S608 - constants of this module
+_BAR = "INSERT INTO barred_tenants (tenant) VALUES (%s) ON CONFLICT (tenant) DO NOTHING RETURNING tenant"
+_READMIT = "DELETE FROM barred_tenants WHERE tenant = %s RETURNING tenant"
+_IS_BARRED = "SELECT FROM barred_tenants WHERE tenant = %s"
 _LOCK = f"""
 SELECT {_COLUMNS}, revoked_at IS NULL AND (expires_at IS NULL OR expires_at > now()) FROM api_keys
 WHERE key_id = %s FOR UPDATE
@@ -197,6 +202,8 @@ class ApiKeys(Closing):
             raise InvalidKeyError(why, "scopes")
         author.check_may_give(tenant, role, scopes, grants)
         with self._transaction() as connection:
+            if connection.execute(_IS_BARRED, (tenant,)).fetchone() is not None:
+                raise InvalidKeyError("the tenant is barred, so its keys are refused", "tenant")
             issued = _insert(connection, tenant, name, role, scopes, grants, user, None, expires_in_ms)
             event = _key_event(connection, AdminEventKind.KEY_CREATED, issued.key, author)
         self._tell(event)
@@ -225,15 +232,38 @@ class ApiKeys(Closing):
         self._tell(event)
         return key
 
-    def revoke_all(self, tenant: str, *, author: Author | None = None) -> Sequence[ApiKey]:
-        """Revoke every key of a tenant that is not revoked. Raises ApiKeysError."""
+    def bar_tenant(self, tenant: str, *, author: Author | None = None) -> Sequence[ApiKey]:
+        """Refuse all identities of a tenant: revoke its keys, and accept no token and no session until
+        ``readmit_tenant``. Idempotent. Returns the keys. Raises InvalidKeyError, ApiKeysError."""
         author = author or Author()
+        _check_tenant(tenant)
         with self._transaction() as connection:
+            events = []
+            if connection.execute(_BAR, (tenant,)).fetchone() is not None:
+                events.append(_noted(connection, AdminEvent(AdminEventKind.TENANT_BARRED, tenant, author.name)))
             keys = [_key(row) for row in connection.execute(_REVOKE_ALL.encode(), (tenant,)).fetchall()]
-            events = [_key_event(connection, AdminEventKind.KEY_REVOKED, key, author) for key in keys]
+            events += [_key_event(connection, AdminEventKind.KEY_REVOKED, key, author) for key in keys]
         for event in events:
             self._tell(event)
         return keys
+
+    def readmit_tenant(self, tenant: str, *, author: Author | None = None) -> bool:
+        """Accept tokens and sessions of a barred tenant again; its keys stay revoked. Returns whether it was barred.
+        Raises ApiKeysError."""
+        author = author or Author()
+        with self._transaction() as connection:
+            if connection.execute(_READMIT, (tenant,)).fetchone() is None:
+                return False
+            event = _noted(connection, AdminEvent(AdminEventKind.TENANT_READMITTED, tenant, author.name))
+        self._tell(event)
+        return True
+
+    def tenant_remains(self, tenant: str) -> Sequence[str]:
+        """The tables with rows of a tenant of this name, except what is published, the audit, and keys that have
+        ended. Raises ApiKeysError."""
+        with self._transaction() as connection:
+            row = connection.execute("SELECT tenant_remains(%s)", (tenant,)).fetchone()
+        return tuple((row or ((),))[0])
 
     def rotate(
         self, key_id: str, overlap_ms: int, expires_in_ms: int | None = None, *, author: Author | None = None
@@ -348,9 +378,19 @@ def _key_event(
     return event
 
 
-def _check(tenant: str, role: Role, grants: Collection[Permission], name: str | None = None) -> None:
-    if tenant != DEPLOYMENT and not is_name(tenant):
+def _noted(connection: psycopg.Connection, event: AdminEvent) -> AdminEvent:
+    event.note(connection)
+    return event
+
+
+def _check_tenant(tenant: str) -> None:
+    if not is_name(tenant):
         raise InvalidKeyError("no tenant can have this name", "tenant")
+
+
+def _check(tenant: str, role: Role, grants: Collection[Permission], name: str | None = None) -> None:
+    if tenant != DEPLOYMENT:
+        _check_tenant(tenant)
     if (why := refused_role(tenant, role)) is not None:
         raise InvalidKeyError(why, "role")
     if (why := refused_grants(tenant, grants)) is not None:

@@ -14,6 +14,7 @@ from fairlane_server.api_keys.permissions import GRANTABLE, Permission, refused_
 from fairlane_server.cli.output import (
     AsJson,
     OneTenant,
+    Tenant,
     fail,
     printable,
     say,
@@ -119,6 +120,25 @@ def rotate_command(
     with opened() as store:
         issued = store.rotate(key_id, overlap_ms, expires_in_ms)
     _show_issued(issued, as_json=as_json)
+
+
+@keys_app.command("bar")
+def bar_command(tenant: Tenant, *, as_json: AsJson = False) -> None:
+    """Refuse all keys, tokens and sessions of a tenant, within about a second. Its keys are revoked."""
+    with opened() as store:
+        keys = store.bar_tenant(tenant)
+    text = f"barred tenant {tenant}, revoked {len(keys)} keys"
+    show({"barred": tenant, "revoked": [asdict(key) for key in keys]}, text, as_json=as_json)
+
+
+@keys_app.command("readmit")
+def readmit_command(tenant: Tenant, *, as_json: AsJson = False) -> None:
+    """Accept tokens and sessions of a barred tenant again, and let it have new keys. The old ones stay revoked."""
+    with opened() as store:
+        was_barred = store.readmit_tenant(tenant)
+    if not was_barred:
+        fail(f"tenant {tenant} is not barred")
+    show({"readmitted": tenant}, f"readmitted tenant {tenant}", as_json=as_json)
 
 
 @contextmanager

@@ -222,14 +222,16 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"}),
     ),
-    # The admin API: keys without their hashes, users, and an audit to which it can only add.
+    # The admin API: keys without their hashes, users, barred tenants, and an audit to which it can only add. Of what is
+    # left of a removed tenant it gets the names of tables.
     PostgresRole.ADMIN: Rights(
         tables={
             "api_keys": f"SELECT ({_KEY}), INSERT, UPDATE (expires_at, revoked_at)",
             "users": "SELECT, INSERT, UPDATE (role, disabled, grants, updated_at)",
+            "barred_tenants": "SELECT, INSERT, DELETE",
             "admin_events": "SELECT, INSERT",
         },
-        functions=("find_api_key(text, bytea)", "find_user(text, text)"),
-        all_tenants=frozenset({"api_keys", "users", "admin_events"}),
+        functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
+        all_tenants=frozenset({"api_keys", "users", "barred_tenants", "admin_events"}),
     ),
 }

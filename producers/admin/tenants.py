@@ -50,6 +50,7 @@ IfMatch = Annotated[
     Header(max_length=_MOST_ETAG_CHARACTERS, description="The `etag` that was read; needed for an existing tenant"),
 ]
 Adopt = Annotated[bool, Query(description="Take over a tenant that the tenants file manages")]
+Restore = Annotated[bool, Query(description="It is the customer of before, who gets back what is left under this name")]
 
 _SPEC = TenantSpec("acme", weight=2.0, tokens_per_minute=120_000, managed_by=API)
 _EXAMPLE = TenantAnswer(tenant="acme", managed_by=API, etag=etag_of(_SPEC), settings=tenant_document(_SPEC))
@@ -110,22 +111,29 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
         openapi_extra=_BODY,
     )
     async def set_tenant(
-        request: Request, tenant: Name, caller: Writer, if_match: IfMatch = None, adopt: Adopt = False
+        request: Request,
+        tenant: Name,
+        caller: Writer,
+        if_match: IfMatch = None,
+        adopt: Adopt = False,
+        restore: Restore = False,
     ) -> Response:
         """Create a tenant with its topics, or replace its settings. Every process knows it within seconds.
 
-        A tenant that reads and writes Kafka itself also needs a user: `fairlane access apply`.
+        A tenant that reads and writes Kafka itself also needs a user: `fairlane access apply`. A name under which
+        something of a tenant is left gets 409, unless `restore` says that it is the same customer.
         """
         wanted = _parsed(tenant, await body_of(request))
-        change = partial(tenants.set, wanted, _etag(if_match), caller.requested_by, adopt=adopt)
+        change = partial(tenants.set, wanted, _etag(if_match), author_of(caller), adopt=adopt, restore=restore)
         with answered_errors():
             made: TenantChange = await calls.run(change)
         return _answer(tenant, made.after, 201 if made.before is None else 200)
 
     @api.delete("/tenants/{tenant}", responses=answered(_REMOVED, "It is withdrawn") | CHANGING_TENANTS)
     async def remove_tenant(tenant: Name, caller: Writer, if_match: IfMatch = None) -> Response:
-        """Withdraw a tenant that the API manages, and revoke its keys. Its topics stay, until
-        `fairlane topics apply --delete`."""
+        """Withdraw a tenant that the API manages, revoke its keys, and refuse its tokens and sessions. Its Kafka users
+        keep their rights until `fairlane access apply --delete`, its topics stay until `fairlane topics apply
+        --delete`."""
         with answered_errors():
             revoked = await calls.run(partial(tenants.remove, tenant, _etag(if_match), author_of(caller)))
         return answer(RemovedTenantAnswer(tenant=tenant, revoked_keys=tuple(key.key_id for key in revoked)))

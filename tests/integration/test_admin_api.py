@@ -101,7 +101,17 @@ def test_a_tenant_is_created_called_for_and_removed(stack: LocalStack) -> None:
         removed = admin.delete("/tenants/hooli", headers={"if-match": changed.headers["etag"]})
         assert removed.json()["revoked_keys"] == [rotated.json()["key"]["key_id"]]
         assert admin.get("/tenants/hooli").status_code == 404
+        refused = admin.put("/tenants/hooli", json={})
+        assert error(refused) == (409, "conflict", None)
+        for part in ("it is barred", "topics ", "requests.hooli", "`restore=true`", "`fairlane access apply --delete`"):
+            assert part in refused.json()["error"]["message"]
+        assert error(admin.post("/keys", json={"tenant": "hooli", "name": "again"})) == (400, "invalid", "tenant")
         audit = admin.get("/audit", params={"tenant": "hooli"}).json()["data"]
+        # The same customer comes back.
+        assert admin.put("/tenants/hooli", json={}, params={"restore": "true"}).status_code == 201
+        assert admin.post("/keys", json={"tenant": "hooli", "name": "again"}).status_code == 201
+        revoked = rotated.json()["api_key"]
+        assert ask(stack, revoked, demo_model()).status_code == 401
     said = [(one["event"], one["outcome"]) for one in reversed(audit)]
     assert said == [
         ("tenant_set", "started"),
@@ -112,6 +122,7 @@ def test_a_tenant_is_created_called_for_and_removed(stack: LocalStack) -> None:
         ("tenant_set", "started"),
         ("tenant_set", "done"),
         ("tenant_removed", "started"),
+        ("tenant_barred", "done"),
         ("api_key_revoked", "done"),
         ("tenant_removed", "done"),
     ]

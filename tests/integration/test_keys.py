@@ -17,7 +17,7 @@ from psycopg.conninfo import conninfo_to_dict
 from fairlane import logs
 from fairlane.clock import monotonic_ms, now_ms
 from fairlane_server.api_keys.api_key import Role, Scope, new_key, parse_key
-from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError, KeyNotFoundError
+from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError, Author, InvalidKeyError, KeyNotFoundError
 from fairlane_server.circuit_breaker import BreakerPolicy, CircuitBreaker
 from fairlane_server.cli import main
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
@@ -124,7 +124,7 @@ def migrated(postgres: PostgresServer) -> Iterator[PostgresServer]:
 def tables(migrated: PostgresServer) -> PostgresServer:
     """The same, with nothing in them."""
     with connect(migrated.owner_dsn, "test") as connection:
-        connection.execute("TRUNCATE api_keys, users, admin_events")
+        connection.execute("TRUNCATE api_keys, users, admin_events, barred_tenants")
     return migrated
 
 
@@ -202,6 +202,65 @@ def test_a_user_is_one_of_one_tenant(keeper: Keeper) -> None:
 
 
 # --- Postgres
+
+
+def test_a_barred_tenant_is_refused_whatever_its_callers_show(kept: InPostgres) -> None:
+    kept.set_user("acme", "u-17", Role.TENANT)
+    first, other = kept.create("acme"), kept.create("globex")
+    assert [key.key_id for key in kept.keys.bar_tenant("acme")] == [first.key_id]
+    assert kept.keys.bar_tenant("acme") == [], "may be repeated"
+    refused = found_by(kept, first.text)
+    assert refused is not None
+    assert refused.is_revoked
+    assert standing(kept, "acme", "u-17") == UserSettings(Role.TENANT, is_disabled=True)
+    # One of whom nothing is stored: its issuer vouches for it.
+    assert standing(kept, "acme", "u-1").is_disabled
+    assert standing(kept, "globex", "u-1") == UserSettings()
+    accepted = found_by(kept, other.text)
+    assert accepted is not None
+    assert not accepted.is_revoked
+    with pytest.raises(InvalidKeyError, match="barred"):
+        kept.create("acme")
+    assert kept.keys.readmit_tenant("acme")
+    assert not kept.keys.readmit_tenant("acme")
+    assert standing(kept, "acme", "u-17") == UserSettings(Role.TENANT)
+    assert standing(kept, "acme", "u-1") == UserSettings()
+    revoked, new = found_by(kept, first.text), found_by(kept, kept.create("acme").text)
+    assert revoked is not None
+    assert new is not None
+    assert (revoked.is_revoked, new.is_revoked) == (True, False)
+
+
+def test_a_key_of_a_barred_tenant_is_refused_also_if_it_was_never_revoked(
+    kept: InPostgres, tables: PostgresServer
+) -> None:
+    made = kept.create("acme")
+    with connect(tables.owner_dsn, "test") as connection:
+        act_for(connection, ALL_TENANTS)
+        connection.execute("INSERT INTO barred_tenants (tenant) VALUES ('acme')")
+    found = found_by(kept, made.text)
+    assert found is not None
+    assert found.is_revoked
+
+
+def test_who_barred_a_tenant_is_in_the_audit(kept: InPostgres, tables: PostgresServer) -> None:
+    kept.create("acme")
+    kept.keys.bar_tenant("acme", author=Author("key:1"))
+    kept.keys.readmit_tenant("acme", author=Author("key:2"))
+    events = rows(tables, "SELECT event, author FROM admin_events ORDER BY event_id OFFSET 1")
+    assert events == [("tenant_barred", "key:1"), ("api_key_revoked", "key:1"), ("tenant_readmitted", "key:2")]
+
+
+def test_what_is_left_under_a_name_is_named_by_table(kept: InPostgres) -> None:
+    assert kept.keys.tenant_remains("acme") == ()
+    made = kept.create("acme")
+    assert kept.keys.tenant_remains("acme") == ("api_keys",)
+    kept.revoke(made.key_id)
+    assert kept.keys.tenant_remains("acme") == (), "a key that has ended opens nothing"
+    kept.set_user("acme", "u-17", Role.TENANT)
+    kept.keys.bar_tenant("acme")
+    assert kept.keys.tenant_remains("acme") == ("barred_tenants", "users")
+    assert kept.keys.tenant_remains("acme2") == ()
 
 
 def rows(server: PostgresServer, statement: str) -> Sequence[tuple[Any, ...]]:

@@ -23,7 +23,7 @@ TENANT_TABLES = (
     *("collections", "documents", "passages", "conversation_turns"),
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
-    *("document_uploads", "erasures", "erased"),
+    *("document_uploads", "erasures", "erased", "barred_tenants"),
 )
 REVISIONS = (
     "0001",
@@ -48,6 +48,7 @@ REVISIONS = (
     "0020",
     "0021",
     "0022",
+    "0023",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -46,6 +46,7 @@ ROWS = {
     "api_keys": "(key_id, tenant, name, role, scopes, secret_sha256) VALUES (left(md5(%(tenant)s), 16), %(tenant)s, "
     "'mine', 'viewer', '{}', sha256('x'))",
     "admin_events": "(tenant, event, author, details) VALUES (%(tenant)s, 'user_set', 'me', '{}')",
+    "barred_tenants": "(tenant) VALUES (%(tenant)s)",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""
@@ -298,6 +299,25 @@ def test_the_gateway_finds_a_key_by_its_id_and_lists_none(database: Database) ->
         assert connection.execute(query, (shown.key_id, b"\0" * 32)).fetchall() == []
         assert connection.execute(query, ("%", shown.secret_sha256)).fetchall() == []
         assert connection.execute("SELECT current_setting('fairlane.tenant')").fetchone() == ("",)
+
+
+def test_every_table_of_tenants_counts_for_what_is_left_of_one(database: Database) -> None:
+    of_tenants = {name for name, (_, columns) in database.relations.items() if "tenant" in columns}
+    uncounted = {"tenants", "admin_events", "documents", "passages", "backfill_chunks", *database.partitions}
+    with connect(database.server.admin_dsn, "tests") as connection:
+        act_for(connection, "")
+        ((left,),) = connection.execute("SELECT tenant_remains('acme')").fetchall()
+        ((nothing,),) = connection.execute("SELECT tenant_remains('initech')").fetchall()
+        assert connection.execute("SELECT current_setting('fairlane.tenant')").fetchone() == ("",)
+    assert sorted(left) == sorted(of_tenants - uncounted)
+    assert nothing == []
+    # Each question is answered by an index.
+    with connect(database.server.owner_dsn, "tests") as owner:
+        leading = owner.execute(
+            "SELECT DISTINCT i.indrelid::regclass::text FROM pg_index AS i JOIN pg_attribute AS a "
+            "ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0] WHERE a.attname = 'tenant' AND i.indpred IS NULL"
+        ).fetchall()
+    assert set(left) <= {name for (name,) in leading}
 
 
 def test_an_upgrade_takes_back_what_was_granted_and_gives_back_what_was_revoked(migrated: PostgresServer) -> None:

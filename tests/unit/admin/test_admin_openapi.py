@@ -99,8 +99,8 @@ class MemoryTenants(Store):
     def read(self) -> dict[str, TenantSpec | None]:
         return {"acme": TenantSpec("acme", managed_by=API), "file": TenantSpec("file"), "unreadable": None}
 
-    def set(self, wanted: TenantSpec, etag: str | None, author: str, *, adopt: bool) -> TenantChange:
-        return decide_set(self.read(), wanted, etag, adopt=adopt)
+    def set(self, wanted: TenantSpec, etag: str | None, author: object, *, adopt: bool, restore: bool) -> TenantChange:
+        return decide_set(self.read(), wanted, etag, adopt=adopt, restore=restore)
 
     def remove(self, tenant: str, etag: str | None, author: object) -> Sequence[ApiKey]:
         decide_removal(self.read(), tenant, etag)

@@ -14,7 +14,8 @@ def run(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize(
-    "command", ["keys create", "keys list", "keys revoke", "keys rotate", "users set", "users list"]
+    "command",
+    ["keys create", "keys list", "keys revoke", "keys rotate", "keys bar", "keys readmit", "users set", "users list"],
 )
 def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str], command: str) -> None:
     assert run(*command.split(), "--help") == 0
@@ -44,6 +45,9 @@ def test_help_names_every_role_and_scope(capsys: pytest.CaptureFixture[str]) -> 
         ("keys rotate 0123456789abcdef --overlap -1h", "-1h"),
         ("keys rotate", "KEY_ID"),
         ("keys list --tenant *", "no tenant can have this name"),
+        ("keys bar", "--tenant"),
+        ("keys bar --tenant _deployment", "no tenant can have this name"),
+        ("keys readmit --tenant *", "no tenant can have this name"),
         ("users set u-17", "--tenant"),
         ("keys create --name n --tenant acme --deployment", "--tenant TENANT, or --deployment"),
         ("keys create --tenant acme --name n --role operator", "the roles of a tenant are viewer, tenant"),

@@ -4,7 +4,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,11 @@ from confluent_kafka.admin import (
     AclOperation,
     AclPermissionType,
     AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    NewPartitions,
+    NewTopic,
     ResourcePatternType,
     ResourceType,
     ScramCredentialInfo,
@@ -211,8 +217,23 @@ GROUPS = {
     names.pool_group(GROUP_PREFIX, "fast-2"): _FAST_2,
     names.tenant_group("acme", "readers"): ACME,
     names.tenant_group("acme2", "readers"): ACME2,
+    # Nobody joins these.
+    names.gateway_chunks_group(GROUP_PREFIX): None,
+    names.dispatcher_archive_group(GROUP_PREFIX): None,
+    names.jobs_group(GROUP_PREFIX): None,
+    names.observer_group("top"): None,
     "someone-else": None,
 }
+DESCRIBED: Mapping[str, set[KafkaUser]] = {
+    names.gateway_chunks_group(GROUP_PREFIX): {_GATEWAY},
+    names.dispatcher_archive_group(GROUP_PREFIX): {_DISPATCHER},
+    names.jobs_group(GROUP_PREFIX): {_BACKFILL},
+    names.observer_group("top"): {user for user in USERS if user.role is not KafkaRole.TENANT},
+    # What a pool has finished is known from its offsets.
+    names.pool_group(GROUP_PREFIX, "fast"): {_DISPATCHER},
+    names.pool_group(GROUP_PREFIX, "fast-2"): {_DISPATCHER},
+}
+"""Who may look at a group besides those who may join it."""
 IDS = {
     names.dispatcher_transactional_ids(GROUP_PREFIX, "dispatcher-1")[0]: {_DISPATCHER},
     names.dispatcher_transactional_ids(GROUP_PREFIX, "dispatcher-1")[1]: {_DISPATCHER},
@@ -232,6 +253,93 @@ def test_every_user_joins_its_own_groups_and_fences_its_own_ids_alone(rights: Ri
         group for group, owner in GROUPS.items() if owner == user
     }
     assert {one for one in IDS if may_begin(settings, one)} == {one for one, owners in IDS.items() if user in owners}
+    assert {group for group in GROUPS if may_describe(settings, group)} == {
+        group for group, owner in GROUPS.items() if owner == user or user in DESCRIBED.get(group, ())
+    }
+    assert not any(may_delete(settings, group) for group in GROUPS)
+
+
+# By Kafka's operations, and whose they are: by hand, not by `wanted_grants`.
+_PLACES = ("requests.", "backfill.", "priority.", "returned.", "replies.", "chunks.", "dead-letter.replies.")
+_LETTERS = {names.DEAD_LETTER_REQUESTS, names.DEAD_LETTER_WORK}
+_OPERATOR = KafkaUser(KafkaRole.OPERATOR)
+
+
+@pytest.mark.parametrize("user", USERS, ids=lambda user: user.name)
+def test_topics_are_made_changed_and_emptied_by_the_operator_and_the_admin_api_alone(
+    rights: Rights, user: KafkaUser
+) -> None:
+    families = load_families()
+    topics = {topic.name for topic in expand(families, TENANTS, MODELS)}
+    newcomer = TenantSpec("newcomer", services=("search",), pool="newcomer")
+    new = {topic.name for topic in expand([one for one in families if one.placeholders], [newcomer], ())}
+    unrelated = {"ledger.other", "control.other", "gateway.replies2", "other"}
+    assert all(topic.startswith(_PLACES) for topic in new)
+    is_operator, is_admin = user == _OPERATOR, user == _ADMIN
+    admin = AdminClient({**connection(rights.settings(user.name)), "log_level": 0})
+    timeout = {"request_timeout": _TIMEOUT_S}
+
+    # Nothing is changed: each request is only checked, or is about no record.
+    created = {
+        topic: admin.create_topics([NewTopic(topic, 1, 1)], validate_only=True, **timeout)[topic]
+        for topic in (*topics, *new, *unrelated)
+    }
+    may_create = topics | new if is_operator else {one for one in topics | new if is_admin and one.startswith(_PLACES)}
+    assert permitted(created, KafkaError.TOPIC_ALREADY_EXISTS) == may_create
+    grown = {
+        topic: admin.create_partitions([NewPartitions(topic, 50)], validate_only=True, **timeout)[topic]
+        for topic in topics
+    }
+    assert permitted(grown) == (topics if is_operator else set())
+    emptied = {topic: sole(admin.delete_records([TopicPartition(topic, 0, 0)], **timeout)) for topic in topics}
+    assert permitted(emptied) == (topics if is_operator else _LETTERS if is_admin else set())
+    configured = {
+        topic: sole(admin.incremental_alter_configs([retention_of(topic)], validate_only=True, **timeout))
+        for topic in topics
+    }
+    assert permitted(configured) == (topics if is_operator else set())
+    described = {
+        topic: sole(admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)], **timeout))
+        for topic in topics
+    }
+    assert permitted(described) == (topics if is_operator else set())
+
+
+def retention_of(topic: str) -> ConfigResource:
+    entry = ConfigEntry("retention.ms", "1", incremental_operation=AlterConfigOpType.SET)
+    return ConfigResource(ConfigResource.Type.TOPIC, topic, incremental_configs=[entry])
+
+
+def sole(asked: "Mapping[Any, Future[Any]]") -> "Future[Any]":
+    (found,) = asked.values()
+    return found
+
+
+def permitted(asked: "Mapping[str, Future[Any]]", *harmless: int) -> set[str]:
+    """What was not refused for lack of rights; no other error is accepted but those that come behind the check."""
+    allowed = set()
+    for name, future in asked.items():
+        try:
+            future.result(_TIMEOUT_S)
+        except KafkaException as error:
+            code = error.args[0].code()
+            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                continue
+            if code not in harmless:
+                raise
+        allowed.add(name)
+    return allowed
+
+
+def test_a_topic_is_deleted_by_the_operator_alone(rights: Rights) -> None:
+    owner = AdminClient({"bootstrap.servers": rights.kafka.bootstrap_servers})
+    topic = "requests.short-lived"
+    owner.create_topics([NewTopic(topic, 1, 1)], operation_timeout=_TIMEOUT_S)[topic].result(_TIMEOUT_S)
+    by_users = sorted(USERS, key=lambda user: user == _OPERATOR)
+    for user in by_users:
+        admin = AdminClient({**connection(rights.settings(user.name)), "log_level": 0})
+        asked = {topic: admin.delete_topics([topic], request_timeout=_TIMEOUT_S)[topic]}
+        assert permitted(asked) == ({topic} if user == _OPERATOR else set()), user.name
 
 
 def may_commit(settings: KafkaSettings, group: str) -> bool:
@@ -251,6 +359,32 @@ def may_commit(settings: KafkaSettings, group: str) -> bool:
     eventually(lambda: refusal() not in _NOT_YET, what=f"an answer about {group}")
     code = refusal()
     assert code in {None, KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.GROUP_AUTHORIZATION_FAILED}
+    return code != KafkaError.GROUP_AUTHORIZATION_FAILED
+
+
+def may_describe(settings: KafkaSettings, group: str) -> bool:
+    admin = AdminClient({**connection(settings), "log_level": 0})
+    return group_is_open(lambda: admin.describe_consumer_groups([group], request_timeout=_TIMEOUT_S)[group])
+
+
+def may_delete(settings: KafkaSettings, group: str) -> bool:
+    admin = AdminClient({**connection(settings), "log_level": 0})
+    return group_is_open(lambda: admin.delete_consumer_groups([group], request_timeout=_TIMEOUT_S)[group])
+
+
+def group_is_open(ask: "Callable[[], Future[Any]]") -> bool:
+    """Whether the coordinator does not refuse it for lack of rights. A group that nobody has used does not exist."""
+
+    def refusal() -> int | None:
+        try:
+            ask().result(_TIMEOUT_S)
+        except KafkaException as error:
+            return int(error.args[0].code())
+        return None
+
+    eventually(lambda: refusal() not in _NOT_YET, what="an answer of the coordinator")
+    code = refusal()
+    assert code in {None, KafkaError.GROUP_ID_NOT_FOUND, KafkaError.GROUP_AUTHORIZATION_FAILED}, code
     return code != KafkaError.GROUP_AUTHORIZATION_FAILED
 
 

@@ -118,6 +118,9 @@ def _topic_rights(families: Iterable[TopicFamily], user: KafkaUser) -> Iterator[
         if user.role is KafkaRole.OPERATOR:
             for operation in _OPERATOR_ON_TOPICS:
                 yield Resource.TOPIC, name, is_prefix, operation
+        if user.role is KafkaRole.VIEWER:
+            yield Resource.TOPIC, name, is_prefix, Operation.DESCRIBE
+            yield Resource.TOPIC, name, is_prefix, Operation.DESCRIBE_CONFIGS
         if user.role is KafkaRole.ADMIN:
             if family.placeholders:
                 # Of a new tenant, and of its pool.
@@ -143,10 +146,16 @@ def _topics_of(family: TopicFamily, user: KafkaUser) -> tuple[str, bool]:
     return names.topic_name(head), bool(placeholder)
 
 
+_READ_SETTINGS = frozenset({KafkaRole.OPERATOR, KafkaRole.ADMIN, KafkaRole.VIEWER})
+"""Who reads the brokers' settings."""
+
+
 def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
-    """Of the consumer groups and transactional ids."""
+    """Of the consumer groups and transactional ids, and on the cluster."""
     if user.role is not KafkaRole.TENANT:
         yield Resource.GROUP, names.observer_group(""), True, Operation.DESCRIBE
+    if user.role in _READ_SETTINGS:
+        yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
     match user.role:
         case KafkaRole.TENANT:
             yield Resource.GROUP, names.tenant_group(user.owner, ""), True, Operation.READ
@@ -170,13 +179,11 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
                 yield Resource.TRANSACTIONAL_ID, one, True, Operation.WRITE
         case KafkaRole.RECORDER:
             yield Resource.GROUP, names.recorder_group(prefix), False, Operation.READ
-        case KafkaRole.OPERATOR:
-            yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
-        case KafkaRole.REPLAYER:
-            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
-        case KafkaRole.ADMIN:
-            yield Resource.CLUSTER, CLUSTER_NAME, False, Operation.DESCRIBE_CONFIGS
-            # The same as the command's: of two replays for a tenant the newer one ends the older.
+        case KafkaRole.VIEWER:
+            # The lag of every service.
+            yield Resource.GROUP, names.service_groups(prefix), True, Operation.DESCRIBE
+        case KafkaRole.REPLAYER | KafkaRole.ADMIN:
+            # The same for both: of two replays for a tenant the newer one ends the older.
             yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
 
 

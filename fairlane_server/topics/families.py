@@ -36,6 +36,8 @@ class KafkaRole(StrEnum):
     OPERATOR = "operator"
     REPLAYER = "replayer"
     ADMIN = "admin"
+    VIEWER = "viewer"
+    """Looks at topics, groups and what is published about the deployment; reads nothing of a tenant's."""
 
 
 _TIMESTAMP_TYPES = ("CreateTime", "LogAppendTime")

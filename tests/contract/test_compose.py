@@ -210,6 +210,9 @@ def test_each_process_connects_to_kafka_as_the_user_of_its_role_and_knows_no_oth
     created = given_passwords(services()["setup"].environment["KAFKA_USER_PASSWORDS"])
     for name, user in users.items():
         assert services()[name].environment["KAFKA_SASL_PASSWORD"] == created.pop(user)
+    viewer = KafkaUser(KafkaRole.VIEWER).name
+    jaas = services()["kafka-ui"].environment["KAFKA_CLUSTERS_0_PROPERTIES_SASL_JAAS_CONFIG"]
+    assert f'username="{viewer}" password="{created.pop(viewer)}"' in jaas
     assert not created
     kafkas = {word for name, word in PASSWORDS.items() if name.startswith("KAFKA")}
     for service in OWN_CONTAINERS:

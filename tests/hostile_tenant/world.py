@@ -55,7 +55,7 @@ class Pipeline:
 
     def users(self) -> tuple[str, ...]:
         """The first user of each service, pool and tenant."""
-        services = ("dispatcher", "gateway", "backfill", "recorder", "operator", "replayer", "admin")
+        services = ("dispatcher", "gateway", "backfill", "recorder", "operator", "replayer", "admin", "viewer")
         return (
             *(self.user(service) for service in services),
             *(self.user("consumer", pool) for pool in self.pools),

@@ -206,6 +206,7 @@ def readable(settings: KafkaSettings, topics: Mapping[str, str]) -> set[str]:
 
 _FAST, _FAST_2 = (KafkaUser(KafkaRole.CONSUMER, model.pool) for model in MODELS)
 _DISPATCHER, _GATEWAY, _RECORDER = map(KafkaUser, (KafkaRole.DISPATCHER, KafkaRole.GATEWAY, KafkaRole.RECORDER))
+_OPERATOR, _VIEWER = map(KafkaUser, (KafkaRole.OPERATOR, KafkaRole.VIEWER))
 _BACKFILL, _REPLAYER, _ADMIN = map(KafkaUser, (KafkaRole.BACKFILL, KafkaRole.REPLAYER, KafkaRole.ADMIN))
 
 GROUPS = {
@@ -225,13 +226,14 @@ GROUPS = {
     "someone-else": None,
 }
 DESCRIBED: Mapping[str, set[KafkaUser]] = {
-    names.gateway_chunks_group(GROUP_PREFIX): {_GATEWAY},
-    names.dispatcher_archive_group(GROUP_PREFIX): {_DISPATCHER},
-    names.jobs_group(GROUP_PREFIX): {_BACKFILL},
+    **{group: {_VIEWER} for group in GROUPS if group.startswith("fairlane.")},
+    names.gateway_chunks_group(GROUP_PREFIX): {_GATEWAY, _VIEWER},
+    names.dispatcher_archive_group(GROUP_PREFIX): {_DISPATCHER, _VIEWER},
+    names.jobs_group(GROUP_PREFIX): {_BACKFILL, _VIEWER},
     names.observer_group("top"): {user for user in USERS if user.role is not KafkaRole.TENANT},
     # What a pool has finished is known from its offsets.
-    names.pool_group(GROUP_PREFIX, "fast"): {_DISPATCHER},
-    names.pool_group(GROUP_PREFIX, "fast-2"): {_DISPATCHER},
+    names.pool_group(GROUP_PREFIX, "fast"): {_DISPATCHER, _VIEWER},
+    names.pool_group(GROUP_PREFIX, "fast-2"): {_DISPATCHER, _VIEWER},
 }
 """Who may look at a group besides those who may join it."""
 IDS = {
@@ -262,7 +264,6 @@ def test_every_user_joins_its_own_groups_and_fences_its_own_ids_alone(rights: Ri
 # By Kafka's operations, and whose they are: by hand, not by `wanted_grants`.
 _PLACES = ("requests.", "backfill.", "priority.", "returned.", "replies.", "chunks.", "dead-letter.replies.")
 _LETTERS = {names.DEAD_LETTER_REQUESTS, names.DEAD_LETTER_WORK}
-_OPERATOR = KafkaUser(KafkaRole.OPERATOR)
 
 
 @pytest.mark.parametrize("user", USERS, ids=lambda user: user.name)
@@ -302,7 +303,7 @@ def test_topics_are_made_changed_and_emptied_by_the_operator_and_the_admin_api_a
         topic: sole(admin.describe_configs([ConfigResource(ConfigResource.Type.TOPIC, topic)], **timeout))
         for topic in topics
     }
-    assert permitted(described) == (topics if is_operator else set())
+    assert permitted(described) == (topics if user in {_OPERATOR, _VIEWER} else set())
 
 
 def retention_of(topic: str) -> ConfigResource:

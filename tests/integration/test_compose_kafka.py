@@ -132,14 +132,19 @@ def test_nobody_may_more_than_follows_from_the_files_and_no_listener_is_open(
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_kafka_ui_reads_dead_letters_and_no_prompts(kafka: ComposeKafka) -> None:
-    viewer = services()["kafka-ui"].environment
-    jaas = viewer["KAFKA_CLUSTERS_0_PROPERTIES_SASL_JAAS_CONFIG"]
+def test_kafka_ui_reads_no_prompts_and_no_answers_also_not_in_dead_letters(kafka: ComposeKafka) -> None:
+    jaas = services()["kafka-ui"].environment["KAFKA_CLUSTERS_0_PROPERTIES_SASL_JAAS_CONFIG"]
+    user, password = "fairlane_viewer", PASSWORDS["KAFKA_VIEWER_PASSWORD"]
+    assert f'username="{user}" password="{password}"' in jaas
     operator = services()["operator"].environment
-    assert f'username="{operator["KAFKA_SASL_USERNAME"]}" password="{operator["KAFKA_SASL_PASSWORD"]}"' in jaas
-    settings = config(operator, kafka.addresses["SERVICES"])
-    assert may_read(settings, "dead-letter.requests")
-    assert not may_read(settings, "requests.acme")
+    viewer = {**operator, "KAFKA_SASL_USERNAME": user, "KAFKA_SASL_PASSWORD": password}
+    settings = config(viewer, kafka.addresses["SERVICES"])
+    # It sees them all, with their sizes and settings.
+    topics = topics_of(settings)
+    assert {"requests.acme", "replies.acme", "dead-letter.work", "ledger.usage"} <= topics
+    readable = {topic for topic in topics if may_read(settings, topic)}
+    assert readable == {f"control.{name}" for name in ("tenants", "models", "prices", "capacity", "dispatch")}
+    AdminClient(settings).describe_consumer_groups(["fairlane.dispatcher"])["fairlane.dispatcher"].result(TIMEOUT_S)
 
 
 def test_a_tenant_connects_from_this_machine_with_the_file_of_setup(kafka: ComposeKafka, credentials: Path) -> None:

@@ -149,6 +149,16 @@ EXPECTED: Mapping[str, Expected] = {
         "fairlane-dead-letter-replay.*",
         frozenset({Operation.DESCRIBE_CONFIGS}),
     ),
+    # Kafka UI: of tenants, and of what failed of theirs, it reads nothing.
+    "fairlane_viewer": Expected(
+        {
+            READ: "control.tenants control.models control.prices control.capacity control.dispatch",
+            DESCRIBE: _EVERY_TOPIC,
+            Operation.DESCRIBE_CONFIGS: _EVERY_TOPIC,
+        },
+        {DESCRIBE: f"fairlane.* {_OBSERVERS}"},
+        cluster=frozenset({Operation.DESCRIBE_CONFIGS}),
+    ),
     "fairlane_consumer_fast": _of_pool("fast"),
     "fairlane_consumer_fast-2": _of_pool("fast-2"),
     "fairlane_tenant_acme": _of_tenant("acme"),

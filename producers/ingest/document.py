@@ -15,7 +15,10 @@ _DOCUMENT_ID = re.compile(r"doc-[0-9a-f]{32}")
 _UNPRINTABLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ufeff\ud800-\udfff]")
 _PDF_MARK = b"%PDF-"
 _TEXT_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\xef\xbb\xbf", b"\x00\x00\xfe\xff")
-_HTML = re.compile(rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--.*?-->\s*)*<(?:!doctype\s+html|html|head|body)[\s>]", re.I | re.S)
+# A comment ends at its first end: with several ways to divide them, a head of comments would take exponential time.
+_HTML = re.compile(
+    rb"\s*(?:<\?xml[^>]*>\s*)?(?:<!--(?:(?!-->).)*-->\s*)*<(?:!doctype\s+html|html|head|body)[\s>]", re.I | re.S
+)
 _MEDIA_TYPES = {
     "application/pdf": DocumentFormat.PDF,
     "text/html": DocumentFormat.HTML,

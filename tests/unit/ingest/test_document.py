@@ -15,6 +15,7 @@ from producers.ingest.document import (
     is_document_id,
     sniffed,
 )
+from tests.kit.cpu_time import cpu_time
 
 PDF, HTML, MARKDOWN, TEXT = DocumentFormat.PDF, DocumentFormat.HTML, DocumentFormat.MARKDOWN, DocumentFormat.TEXT
 
@@ -30,6 +31,9 @@ PDF, HTML, MARKDOWN, TEXT = DocumentFormat.PDF, DocumentFormat.HTML, DocumentFor
         (b"<!doctype html><p>x", "a", None, HTML),
         (b"\n<!-- x --> <HTML lang=en>", "a.txt", "text/plain", HTML),
         (b"<?xml version='1.0'?><html>", "a", "application/octet-stream", HTML),
+        (b"<!--a--><!----> <!-- > -- -> -->\n<body>", "a", None, HTML),
+        (b"<!-- <html> -->text<!-- --><html>", "a", None, TEXT),
+        (b"<!-- <html>", "a", None, TEXT),
         (b"<p>no head", "a.html", None, HTML),
         (b"<p>no head", "a", "text/html; charset=utf-8", HTML),
         (b"# Title", "a.md", None, MARKDOWN),
@@ -67,6 +71,17 @@ def test_what_is_no_document_is_refused_whatever_it_is_called(head: bytes, name:
 def test_any_bytes_have_a_format_or_are_refused(head: bytes, name: str, media_type: str | None) -> None:
     with suppress(DocumentRefusedError):
         assert sniffed(head, name, media_type) in DocumentFormat
+
+
+@pytest.mark.parametrize(
+    "piece", [b"<!---->", b"<!-- -->\n", b"<!--", b"<!---->--", b"-->", b"\n", b"<?xml", b"<!doctype "]
+)
+def test_a_head_costs_little_however_it_is_made_up(piece: bytes) -> None:
+    # From the shortest on: what grows exponentially fails soon.
+    for count in range(1, HEAD_BYTES // len(piece) + 1):
+        with cpu_time() as time:
+            assert sniffed(piece * count, "a", None) is TEXT
+        assert time.spent_s < 0.1, count
 
 
 @pytest.mark.parametrize(

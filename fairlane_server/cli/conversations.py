@@ -75,7 +75,8 @@ def delete_command(conversation: Name, tenant: Tenant, *, yes: Yes = False, as_j
         turns = len(conversations.turns(conversation))
     confirm(f"Delete {printable(conversation)} of tenant {tenant} with {_counted(turns)}?", yes=yes)
     settings = settings_with()
-    with Erasures(settings.postgres_dsn.get_secret_value(), tenant, tombstone_ms(load_families())) as erasures:
+    dsn, kept_ms = settings.postgres_dsn.get_secret_value(), tombstone_ms(load_families())
+    with Erasures(dsn, tenant, kept_ms, settings.erasures_max_names) as erasures:
         erasure_id = erasures.request(ErasureKind.CONVERSATION, [conversation], "operator")
         # An operator may not touch the caches: their entries expire.
         while erasures.step(erasure_id):

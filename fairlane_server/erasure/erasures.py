@@ -26,13 +26,20 @@ from fairlane_server.store_error import StoreError
 MOST_NAMES = 1_000
 STEP = 500
 """Turns, or requests, whose rows one step deletes."""
+MOST_ERASED_NAMES = 250_000
+"""Conversations and requests of a tenant that have tombstones."""
+MOST_UNDER_WAY = 100
+"""Erasures of a tenant that are not done, as while Redis is unavailable."""
 
 APPLICATION_NAME = "fairlane-erasures"
 # Longer than a transaction of the recorder, for which an erasure waits.
 CALL_TIMEOUT_S = 30.0
 
 _ID = re.compile(r"erasure-[0-9a-f]{24}")
-_REQUEST = "SELECT request_erasure(%s, %s, %s, %s, %s)"
+_REQUEST = "SELECT request_erasure(%s, %s, %s, %s, %s, %s, %s)"
+_ERASED_NAMES, _UNDER_WAY = "erased_names", "erasures_under_way"
+_BOUNDS = frozenset({_ERASED_NAMES, _UNDER_WAY})
+"""What the function calls its bounds; its messages hold their numbers alone."""
 _STEP = "SELECT erase_some(%s, %s)"
 _COLUMNS = "erasure_id, kind, subject, state, turns, results, uncached, requested_by, requested_at_ms, done_at_ms"
 _ONE = f"SELECT {_COLUMNS} FROM erasures WHERE tenant = %s AND erasure_id = %s"  # noqa: S608 - our own names
@@ -50,6 +57,14 @@ class ErasureKind(StrEnum):
 
     CONVERSATION = "conversation"
     REQUESTS = "requests"
+
+
+class TooManyErasuresError(StoreError):
+    """A bound of the tenant is reached: nothing was recorded. ``is_lasting``: until its older tombstones expire."""
+
+    def __init__(self, message: str, *, is_lasting: bool) -> None:
+        super().__init__(message)
+        self.is_lasting = is_lasting
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +99,29 @@ def is_erasure_id(text: str) -> bool:
 class Erasures(Closing):
     """The erasures of one tenant. Every call raises StoreError; it is then unknown whether it was done."""
 
-    def __init__(self, dsn: str, tenant: str, kept_ms: int) -> None:
-        """``kept_ms``: how long the recorder must not store what it reads of them again. Raises ValueError for what
-        cannot be a tenant's name."""
+    def __init__(self, dsn: str, tenant: str, kept_ms: int, most_names: int = MOST_ERASED_NAMES) -> None:
+        """``kept_ms``: how long the recorder must not store what it reads of them again; ``most_names``: bound of the
+        tombstones that the tenant has. Raises ValueError for what cannot be a tenant's name."""
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._tenant = tenant
         self._kept_ms = kept_ms
+        self._most_names = most_names
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
 
     def close(self) -> None:
         self._kept.close()
 
     def request(self, kind: ErasureKind, names: Sequence[str], requested_by: str) -> str:
-        """Record an erasure and its tombstones. From then on nothing of it is stored any more. Returns its id."""
+        """Record an erasure and its tombstones. From then on nothing of it is stored any more. Returns its id. Raises
+        TooManyErasuresError."""
         if not 1 <= len(names) <= MOST_NAMES:
             raise ValueError(f"an erasure names 1 to {MOST_NAMES}")
         made = f"erasure-{secrets.token_hex(12)}"
         stored = sorted({stored_name(name) for name in names})
+        about = (made, kind.value, stored, stored_name(requested_by))
         with self._transaction() as connection:
-            connection.execute(_REQUEST, (made, kind.value, stored, stored_name(requested_by), self._kept_ms))
+            connection.execute(_REQUEST, (*about, self._kept_ms, self._most_names, MOST_UNDER_WAY))
         return made
 
     def step(self, erasure_id: str) -> list[str]:
@@ -147,6 +165,8 @@ def _explained() -> Iterator[None]:
     try:
         yield
     except psycopg.Error as error:
+        if (bound := error.diag.constraint_name) in _BOUNDS:
+            raise TooManyErasuresError(str(error.diag.message_primary), is_lasting=bound == _ERASED_NAMES) from None
         raise StoreError(reason(error)) from None
 
 

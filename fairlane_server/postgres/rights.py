@@ -97,7 +97,7 @@ _FILLED = {
     PASSAGES: "SELECT (collection_id, source), INSERT, DELETE",
 }
 _NUMBERS = ("collection_versions", "passage_numbers")
-_ERASING = ("request_erasure(text, text, text[], text, bigint)", "erase_some(text, integer)")
+_ERASING = ("request_erasure(text, text, text[], text, bigint, bigint, bigint)", "erase_some(text, integer)")
 
 RIGHTS: Mapping[PostgresRole, Rights] = {
     # Passages and turns of the request that waits, and where the reply to a repeated id stands in the log.

@@ -287,6 +287,7 @@ class Gateway:
             batches.transfers,
             load_families(),
             _lifetimes(settings),
+            settings.erasures_max_names,
         )
         routers = (
             native_router(native),

@@ -8,8 +8,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from fairlane.clock import now_ms
+from fairlane_server.erasure import erasures
 from fairlane_server.erasure.erasures import ErasureKind, Erasures, unfinished
 from fairlane_server.postgres.connection import act_for, connect
+from producers.gateway.conversations import deps
+from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT
 from stream_processors.recorder.store import ERASURE_LOCK
 from tests.kit.erasure_kit import ErasureBench, reply
 from tests.kit.own_redis import OwnRedis
@@ -231,6 +234,12 @@ def test_no_row_slips_in_behind_an_erasure(bench: ErasureBench) -> None:
         thread.start()
         waiting = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
         eventually(lambda: bench.rows(waiting) == [(1,)], what="the erasure to wait")
+        # It waits for the lock with everything written: who waits behind it waits for its commit alone.
+        written = (
+            "SELECT count(*) FROM pg_locks AS waits JOIN pg_locks AS holds USING (pid) WHERE NOT waits.granted "
+            "AND holds.relation = 'erased'::regclass AND holds.mode = 'RowExclusiveLock'"
+        )
+        assert bench.rows(written) == [(1,)]
         recorder.execute(
             "INSERT INTO conversation_turns (tenant, conversation_id, request_id, source_topic, source_partition, "
             "source_offset, submitted_at_ms, replied_at_ms, messages, answer, tokens) "
@@ -241,6 +250,75 @@ def test_no_row_slips_in_behind_an_erasure(bench: ErasureBench) -> None:
         recorder.commit()
         thread.join(30)
         assert erased.is_set()
+    assert bench.found(SECRET) == []
+
+
+def test_erasures_of_one_tenant_leave_threads_to_others(bench: ErasureBench) -> None:
+    talk(bench, "orders", 1)
+    talk(bench, "bills", 1, "parrot", tenant="globex")
+    answers: list[int] = []
+    with bench.client() as client, connect(bench.database.owner_dsn, "test") as holder:
+        act_for(holder, "acme")
+        holder.execute("SELECT FROM conversation_turns WHERE tenant = 'acme' FOR UPDATE")
+
+        def erase() -> None:
+            answers.append(client.post("/v1/erasures", json={"conversation_id": "orders"}).status_code)
+
+        threads = [threading.Thread(target=erase) for _ in range(MOST_CALLS_OF_TENANT)]
+        for thread in threads:
+            thread.start()
+        waiting = "SELECT count(DISTINCT pid) FROM pg_locks WHERE NOT granted"
+        eventually(lambda: bench.rows(waiting) == [(MOST_CALLS_OF_TENANT,)], what="the erasures to wait for a row")
+        threads.append(threading.Thread(target=erase))
+        threads[-1].start()
+        eventually(lambda: answers == [429], what="the refusal of one more")
+        others = client.get("/v1/conversations", headers={"authorization": "Bearer globex"})
+        assert [one["id"] for one in others.json()["data"]] == ["bills"]
+        holder.rollback()
+        for thread in threads:
+            thread.join(30)
+    assert sorted(answers) == [200] * MOST_CALLS_OF_TENANT + [429]
+    assert bench.found(SECRET) == []
+
+
+def test_a_tenant_has_a_bounded_number_of_names_erased(bench: ErasureBench) -> None:
+    bench.most_erased = 3
+    with bench.client() as client:
+        assert client.post("/v1/erasures", json={"request_ids": ["a", "b"]}).status_code == 200
+        refused = client.post("/v1/erasures", json={"request_ids": ["b", "c", "d"]})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert bench.rows("SELECT count(*) FROM erased") == [(2,)]
+        assert client.post("/v1/erasures", json={"request_ids": ["a", "b", "c"]}).status_code == 200
+        other = client.post("/v1/erasures", json={"request_ids": ["d"]}, headers={"authorization": "Bearer globex"})
+        assert other.status_code == 200
+    assert bench.rows("SELECT count(*) FROM erasures") == [(3,)]
+
+
+def test_a_tenant_has_a_bounded_number_of_erasures_under_way(
+    bench: ErasureBench, own_redis: OwnRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "MOST_UNDER_WAY", 2)
+    with bench.client() as client:
+        own_redis.kill()
+        answers = [client.post("/v1/erasures", json={"request_ids": [name]}) for name in "abc"]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
+        assert answers[-1].json()["error"]["code"] == "overloaded"
+        assert int(answers[-1].headers["retry-after"]) > 0
+
+
+def test_a_long_erasure_is_answered_before_its_end_and_goes_on(
+    bench: ErasureBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(erasures, "STEP", 1)
+    monkeypatch.setattr(deps, "_AT_A_TIME_S", 0.0)
+    talk(bench, "orders", 3)
+    with bench.client() as client:
+        answer = client.delete("/v1/conversations/orders")
+        assert (answer.status_code, answer.json()["status"]) == (202, "erasing")
+        assert answer.json()["erased"]["turns"] == 1
+        for _ in range(3):
+            bench.carry_out(client, answer.json()["id"])
+        assert client.get(f"/v1/erasures/{answer.json()['id']}").json()["status"] == "done"
     assert bench.found(SECRET) == []
 
 

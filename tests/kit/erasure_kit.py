@@ -59,12 +59,14 @@ class ErasureBench:
 
     Attributes:
         log: what the recorder read, in its order.
+        most_erased: most names of a tenant with tombstones.
         results: of the gateway whose client was used last.
     """
 
     database: PostgresServer
     redis_url: str
     log: list[InferenceReply] = field(default_factory=list)
+    most_erased: int = 1_000
     results: Results | None = None
     deps: ConversationDeps | None = None
 
@@ -102,7 +104,8 @@ class ErasureBench:
             cache = RedisCache(client, 300, 5.0, most_entry_bytes=MOST_ENTRY_BYTES)
             results = self.results = Results(cache, RequestStore(self.database.gateway_dsn))
             dsn, families = self.database.gateway_dsn, load_families()
-            self.deps = ConversationDeps(authenticate, dsn, results, shared.calls, shared.transfers, families, LIVES)
+            slots = shared.calls, shared.transfers
+            self.deps = ConversationDeps(authenticate, dsn, results, *slots, families, LIVES, self.most_erased)
             app.include_router(router(self.deps))
             await results.open()
             yield

@@ -2,9 +2,9 @@
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from time import monotonic
 from typing import TypeVar
 
 from starlette.concurrency import run_in_threadpool
@@ -12,12 +12,20 @@ from starlette.concurrency import run_in_threadpool
 from fairlane.logs import get_logger
 from fairlane.outcomes import Code
 from fairlane_server.conversations.conversations import ConversationNotFoundError, Conversations
-from fairlane_server.erasure.erasures import Erasure, Erasures, unfinished
+from fairlane_server.erasure.erasures import (
+    MOST_ERASED_NAMES,
+    Erasure,
+    ErasureKind,
+    Erasures,
+    TooManyErasuresError,
+    unfinished,
+)
 from fairlane_server.erasure.expiry import Expiry, Lifetimes, expiries, kept, tombstone_ms
 from fairlane_server.store_error import StoreError
 from fairlane_server.topics.families import TopicFamily
 from producers.gateway.identity.identity import Authenticate, Identity, Permission, require
 from producers.gateway.openapi import ErrorDocs
+from producers.gateway.pipeline.call_context import current
 from producers.gateway.results.results import Results
 from producers.gateway.tenant_bounds import TenantSlots
 from producers.openai_api.errors import UNAVAILABLE, GatewayError
@@ -28,9 +36,13 @@ T = TypeVar("T")
 
 UNKNOWN_CONVERSATION, UNKNOWN_ERASURE = "unknown_conversation", "unknown_erasure"
 """The gateway's own codes."""
+QUOTA_REACHED = "insufficient_quota"
 
 _RETRY_AFTER_MS = 2_000
+_BUSY_RETRY_AFTER_MS = 30_000
 _RESUME_S = 10.0
+_AT_A_TIME_S = 10.0
+"""How long one erasure is gone on with: then its caller is answered, and others have their turn."""
 _IDLE_S = 10
 """An erasure without a step for so long is taken over: its gateway was killed, or has no Redis."""
 _MOST_RESUMED = 20
@@ -48,6 +60,7 @@ class ConversationDeps:
         transfers: slots of exports.
         families: of the topics.
         lives: how long copies live.
+        most_erased: most conversations and requests of a tenant that are kept as erased.
         export_s: longest time of an export, in seconds.
     """
 
@@ -58,6 +71,7 @@ class ConversationDeps:
     transfers: TenantSlots
     families: tuple[TopicFamily, ...]
     lives: Lifetimes
+    most_erased: int = MOST_ERASED_NAMES
     export_s: float = 3_600.0
     _in_flight: set[str] = field(default_factory=set, init=False)
 
@@ -75,28 +89,50 @@ class ConversationDeps:
         with self.calls.taken(identity.tenant), _answered():
             return await run_in_threadpool(self._erasures, identity.tenant, use)
 
-    async def carry_out(self, tenant: str, erasure_id: str) -> Erasure | None:
-        """Go on with an erasure. Returns how far it is: to its end, unless Redis does not answer. Raises StoreError."""
+    async def erase(self, identity: Identity, kind: ErasureKind, names: Sequence[str]) -> Erasure:
+        """Record an erasure and go on with it for a while. It holds a slot until then, whatever ends the call. Raises
+        GatewayError: 429, 503."""
+        return await asyncio.shield(self._erase(identity, kind, names))
+
+    async def _erase(self, identity: Identity, kind: ErasureKind, names: Sequence[str]) -> Erasure:
+        with self.calls.taken(identity.tenant), _answered(), self._opened(identity.tenant) as erasures:
+            erasure_id = await run_in_threadpool(erasures.request, kind, names, identity.requested_by)
+            current().object_id = erasure_id
+            # It is recorded: what fails now is tried again later.
+            with suppress(StoreError):
+                await self._carry_out(erasures, identity.tenant, erasure_id)
+            found = await run_in_threadpool(erasures.get, erasure_id)
+        if found is None:
+            raise unknown_erasure()
+        return found
+
+    async def carry_out(self, tenant: str, erasure_id: str) -> None:
+        """Go on with an erasure: for a while, and to its end unless Redis does not answer. Raises StoreError."""
+        with self._opened(tenant) as erasures:
+            await self._carry_out(erasures, tenant, erasure_id)
+
+    async def _carry_out(self, erasures: Erasures, tenant: str, erasure_id: str) -> None:
         self._in_flight.add(erasure_id)
         try:
-            return await self._carry_out(tenant, erasure_id)
+            await self._steps(erasures, tenant, erasure_id)
         finally:
             self._in_flight.discard(erasure_id)
 
-    async def _carry_out(self, tenant: str, erasure_id: str) -> Erasure | None:
-        get = partial(_get, erasure_id=erasure_id)
-        found = await run_in_threadpool(self._erasures, tenant, get)
+    async def _steps(self, erasures: Erasures, tenant: str, erasure_id: str) -> None:
+        until_s = monotonic() + _AT_A_TIME_S
+        found = await run_in_threadpool(erasures.get, erasure_id)
         if found is None or found.is_done:
-            return found
+            return
         uncached: Sequence[str] = found.uncached
         while await self.results.forget(tenant, uncached):
-            uncached = await run_in_threadpool(self._erasures, tenant, partial(_step, erasure_id=erasure_id))
+            uncached = await run_in_threadpool(erasures.step, erasure_id)
             if not uncached:
                 break
-        found = await run_in_threadpool(self._erasures, tenant, get)
+            if monotonic() >= until_s:
+                return
+        found = await run_in_threadpool(erasures.get, erasure_id)
         if found is not None and found.is_done:
             log.info("erased", erasure=erasure_id, tenant=tenant, turns=found.turns, results=found.results)
-        return found
 
     async def resume(self) -> None:
         """Go on with erasures that a killed process left, of any tenant, for ever."""
@@ -128,16 +164,11 @@ class ConversationDeps:
             return use(conversations)
 
     def _erasures(self, tenant: str, use: Callable[[Erasures], T]) -> T:
-        with Erasures(self.postgres_dsn, tenant, self.kept_ms) as erasures:
+        with self._opened(tenant) as erasures:
             return use(erasures)
 
-
-def _get(erasures: Erasures, erasure_id: str) -> Erasure | None:
-    return erasures.get(erasure_id)
-
-
-def _step(erasures: Erasures, erasure_id: str) -> list[str]:
-    return erasures.step(erasure_id)
+    def _opened(self, tenant: str) -> Erasures:
+        return Erasures(self.postgres_dsn, tenant, self.kept_ms, self.most_erased)
 
 
 @contextmanager
@@ -146,6 +177,10 @@ def _answered() -> Iterator[None]:
         yield
     except ConversationNotFoundError:
         raise unknown_conversation() from None
+    except TooManyErasuresError as error:
+        if error.is_lasting:
+            raise GatewayError(429, QUOTA_REACHED, str(error)) from None
+        raise GatewayError(429, Code.OVERLOADED, str(error), retry_after_ms=_BUSY_RETRY_AFTER_MS) from None
     except StoreError as error:
         log.warning("conversations_unavailable", reason=str(error))
         message = "conversations cannot be reached now"

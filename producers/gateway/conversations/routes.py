@@ -12,8 +12,7 @@ from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from fairlane_server.conversations.conversations import Conversations, TurnPage, TurnPlace
-from fairlane_server.erasure.erasures import Erasure, ErasureKind, Erasures, is_erasure_id
-from fairlane_server.store_error import StoreError
+from fairlane_server.erasure.erasures import Erasure, ErasureKind, is_erasure_id
 from fairlane_server.text import NUL
 from producers.gateway.conversations import bodies
 from producers.gateway.conversations.bodies import (
@@ -31,7 +30,6 @@ from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_c
 from producers.gateway.native.response_bodies import answered
 from producers.gateway.openapi import EXAMPLE_ID, READ_STATUSES, Responses, errors, taking
 from producers.gateway.openapi import answered as documented
-from producers.gateway.pipeline.call_context import current
 from producers.gateway.sending import body_of
 from producers.openai_api.body import parse
 from producers.openai_api.errors import GatewayError
@@ -178,20 +176,8 @@ def _add_erasing(api: APIRouter, deps: ConversationDeps) -> None:
 
 
 async def _erased(deps: ConversationDeps, caller: Identity, kind: ErasureKind, names: list[str]) -> Response:
-    request = partial(_request, kind=kind, names=names, requested_by=caller.requested_by)
-    erasure_id = await deps.of_erasures(caller, request)
-    current().object_id = erasure_id
-    # It is recorded: whatever ends this call, it goes on.
-    with suppress(StoreError):
-        await asyncio.shield(deps.carry_out(caller.tenant, erasure_id))
-    found = await deps.of_erasures(caller, lambda store: store.get(erasure_id))
-    if found is None:
-        raise unknown_erasure()
+    found = await deps.erase(caller, kind, names)
     return answered(_answer(deps, caller, found), 200 if found.is_done else 202)
-
-
-def _request(erasures: Erasures, kind: ErasureKind, names: list[str], requested_by: str) -> str:
-    return erasures.request(kind, names, requested_by)
 
 
 def _answer(deps: ConversationDeps, caller: Identity, erasure: Erasure) -> ErasureAnswer:

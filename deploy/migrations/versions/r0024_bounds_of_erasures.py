@@ -1,0 +1,72 @@
+"""Erasures of one tenant are bounded, and stop the recorder for no longer than their commit takes."""
+
+from deploy.migrations.statements import execute
+
+revision = "0024"
+down_revision = "0023"
+
+ERASURE_LOCK = 4_170_120_020
+
+# An erasure by ids of requests must not read all turns of its tenant.
+INDEX = "CREATE INDEX conversation_turns_by_request ON conversation_turns (tenant, request_id)"
+
+# Everything is written before the lock is taken: whoever waits for it waits for the commit alone.
+REQUEST = f"""
+DROP FUNCTION request_erasure(text, text, text[], text, bigint);
+CREATE FUNCTION request_erasure(
+    new_id text, new_kind text, new_names text[], new_requested_by text, kept_ms bigint,
+    most_names bigint, most_unfinished bigint
+) RETURNS bigint
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $body$
+DECLARE
+    owner text := acting_tenant();
+    new_digests bytea[];
+    digest_kind text := CASE new_kind WHEN 'requests' THEN 'request' ELSE new_kind END;
+    now_ms bigint;
+    latest_ms bigint;
+BEGIN
+    IF cardinality(new_names) NOT BETWEEN 1 AND 1000 THEN
+        RAISE EXCEPTION 'an erasure names 1 to 1000' USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    -- One of a tenant at a time: it is counted exactly, and only one of them waits for the recorder.
+    PERFORM pg_advisory_xact_lock(hashtextextended('fairlane.erasures.' || owner, 0));
+    IF (SELECT count(*) FROM erasures WHERE tenant = owner AND state = 'erasing') >= most_unfinished THEN
+        RAISE EXCEPTION 'a tenant has at most % erasures under way', most_unfinished
+            USING ERRCODE = 'program_limit_exceeded', CONSTRAINT = 'erasures_under_way';
+    END IF;
+    SELECT array_agg(DISTINCT sha256(convert_to(name, 'UTF8'))) INTO new_digests FROM unnest(new_names) AS given (name);
+    IF (SELECT count(*) FROM erased WHERE tenant = owner) + cardinality(new_digests) - (
+        SELECT count(*) FROM erased WHERE tenant = owner AND kind = digest_kind AND digest = ANY(new_digests)
+    ) > most_names THEN
+        RAISE EXCEPTION 'a tenant has at most % names erased at a time', most_names
+            USING ERRCODE = 'program_limit_exceeded', CONSTRAINT = 'erased_names';
+    END IF;
+    now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    INSERT INTO erasures (erasure_id, tenant, kind, subject, names, requested_by, requested_at_ms)
+    VALUES (new_id, owner, new_kind, encode(sha256(convert_to(array_to_string(new_names, chr(10)), 'UTF8')), 'hex'),
+        new_names, new_requested_by, now_ms);
+    INSERT INTO erased (tenant, kind, digest, before_ms, kept_until_ms)
+    SELECT owner, digest_kind, one, now_ms, now_ms + kept_ms FROM unnest(new_digests) AS given (one)
+    ON CONFLICT (tenant, kind, digest) DO UPDATE SET before_ms = greatest(erased.before_ms, excluded.before_ms),
+        kept_until_ms = greatest(erased.kept_until_ms, excluded.kept_until_ms);
+    PERFORM pg_advisory_xact_lock({ERASURE_LOCK});
+    IF new_kind = 'conversation' THEN
+        -- The broker's clock ordered the turns, and may be ahead. Those of recorders that were waited for are here.
+        SELECT max(latest.submitted_at_ms) INTO latest_ms FROM unnest(new_names) AS given (name) CROSS JOIN LATERAL (
+            SELECT submitted_at_ms FROM conversation_turns WHERE tenant = owner AND conversation_id = given.name
+            ORDER BY submitted_at_ms DESC LIMIT 1
+        ) AS latest;
+        IF latest_ms >= now_ms THEN
+            UPDATE erased SET before_ms = greatest(before_ms, latest_ms + 1)
+            WHERE tenant = owner AND kind = digest_kind AND digest = ANY(new_digests);
+        END IF;
+    END IF;
+    RETURN now_ms;
+END $body$;
+REVOKE ALL ON FUNCTION request_erasure(text, text, text[], text, bigint, bigint, bigint) FROM PUBLIC;
+"""  # noqa: S608 - our own number
+
+
+def upgrade() -> None:
+    """Replace the function; the rights on it are applied after the revisions."""
+    execute(INDEX, REQUEST)

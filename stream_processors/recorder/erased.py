@@ -34,7 +34,8 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
 
     Args:
         projection: rows of a batch.
-        erased: what was erased, with the time before which a request was submitted that it covers, since the epoch.
+        erased: what was erased, with the time before which a request of a conversation was submitted that it covers,
+            since the epoch.
     """
     if not erased:
         return 0
@@ -61,11 +62,13 @@ def _is_erased(
     submitted_at_ms: int | None,
     replied_at_ms: int,
 ) -> bool:
-    about = [Subject(tenant, REQUEST, request_id)]
-    if (conversation := projection.conversations.get((tenant, request_id))) is not None:
-        about.append(Subject(tenant, CONVERSATION, conversation))
+    # An id is of one request: the clocks of Postgres and the broker, which may differ, need not be compared.
+    if Subject(tenant, REQUEST, request_id) in erased:
+        return True
+    if (conversation := projection.conversations.get((tenant, request_id))) is None:
+        return False
     at_ms = replied_at_ms if submitted_at_ms is None else submitted_at_ms
-    return any(at_ms < erased.get(subject, 0) for subject in about)
+    return at_ms < erased.get(Subject(tenant, CONVERSATION, conversation), 0)
 
 
 def _requests(projection: Projection) -> Iterable[tuple[str, str]]:

@@ -64,10 +64,16 @@ def test_an_erased_request_is_left_out_with_its_turn() -> None:
     assert left(projection, "results") == left(projection, "conversation_turns") == ["r-2"]
 
 
+def test_an_erased_request_is_left_out_by_whichever_clock_it_was_submitted_later() -> None:
+    projection = projected(reply("r-1", "orders", 1_001), reply("r-2", "orders", 1_001))
+    assert drop_erased(projection, {Subject("acme", REQUEST, "r-1"): 1_000}) == 2
+    assert left(projection, "results") == left(projection, "conversation_turns") == ["r-2"]
+
+
 def test_without_a_time_of_submission_that_of_the_reply_counts() -> None:
-    erased = {Subject("acme", REQUEST, "r-1"): 5_000}
-    assert drop_erased(projected(reply("r-1", None, None)), erased) == 0
-    assert drop_erased(projected(reply("r-1", None, None)), dict.fromkeys(erased, 5_001)) == 1
+    erased = {Subject("acme", CONVERSATION, "orders"): 5_000}
+    assert drop_erased(projected(reply("r-1", "orders", None)), erased) == 0
+    assert drop_erased(projected(reply("r-1", "orders", None)), dict.fromkeys(erased, 5_001)) == 2
 
 
 def test_a_batch_asks_about_each_conversation_and_request_once() -> None:

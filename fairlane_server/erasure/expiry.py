@@ -12,11 +12,11 @@ CLEANUP_MS = 6 * 60_000
 """Between the end of a segment's retention and the end of its file: Kafka looks every five minutes, and deletes it a
 minute later."""
 _TEXTS = frozenset({"InferenceRequest", "WorkItem", "InferenceReply", "ReplyChunk"})
-_STAGES = (
-    ("requests", "backfill"),
-    ("priority", "returned"),
-    ("replies", "service-replies", "gateway-replies", "jobs-replies"),
-)
+_REQUESTS, _WORK = ("requests", "backfill"), ("priority", "returned")
+_DEAD_LETTERS = ("dead-letter-requests", "dead-letter-work")
+_REPLIES = ("replies", "service-replies", "gateway-replies", "jobs-replies")
+_STAGES = (_REQUESTS, _WORK, _DEAD_LETTERS, _REQUESTS, _WORK, _REPLIES)
+"""The longest way of a text to its reply: dead in the last moment, and sent again by an operator in the last moment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ def kept(erased_at_ms: int, lives: Lifetimes) -> tuple[Expiry, ...]:
 
 def tombstone_ms(families: Iterable[TopicFamily]) -> int:
     """How long the log may hold, or still bring, a reply to a request that was published before an erasure: it may wait
-    as long as each topic on its way keeps it."""
+    as long as each topic on its way keeps it, also as a dead letter that is replayed once."""
     longest = {family.family: _longest_ms(family) for family in families}
     return sum(max((longest.get(name, 0) for name in stage), default=0) for stage in _STAGES)
 

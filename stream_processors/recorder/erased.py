@@ -1,7 +1,7 @@
 """What tenants had erased is not stored again, however often the log is read. Pure.
 
 The log keeps the records until their retention ends; the table ``erased`` has a tombstone for each conversation and
-each request that was erased.
+each request that was erased. The replay of a dead letter has an id and a time of its own, and the text of before.
 """
 
 from collections.abc import Iterable, Mapping
@@ -26,6 +26,7 @@ def subjects(projection: Projection) -> list[Subject]:
     """All that the rows with texts are about, each once."""
     found = {Subject(tenant, CONVERSATION, name) for (tenant, _), name in projection.conversations.items()}
     found |= {Subject(tenant, REQUEST, request_id) for tenant, request_id in _requests(projection)}
+    found |= {Subject(tenant, REQUEST, first_id) for (tenant, _), first_id in projection.replays.items()}
     return sorted(found)
 
 
@@ -65,10 +66,17 @@ def _is_erased(
     # An id is of one request: the clocks of Postgres and the broker, which may differ, need not be compared.
     if Subject(tenant, REQUEST, request_id) in erased:
         return True
+    first_id = projection.replays.get((tenant, request_id))
+    if first_id is not None and Subject(tenant, REQUEST, first_id) in erased:
+        return True
     if (conversation := projection.conversations.get((tenant, request_id))) is None:
         return False
+    before_ms = erased.get(Subject(tenant, CONVERSATION, conversation))
+    if before_ms is None or first_id is not None:
+        # What a dead letter holds was said before it was sent again, nobody knows how long before.
+        return before_ms is not None
     at_ms = replied_at_ms if submitted_at_ms is None else submitted_at_ms
-    return at_ms < erased.get(Subject(tenant, CONVERSATION, conversation), 0)
+    return at_ms < before_ms
 
 
 def _requests(projection: Projection) -> Iterable[tuple[str, str]]:

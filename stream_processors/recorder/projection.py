@@ -74,12 +74,14 @@ class Projection:
         withdrawn: keys to delete per table, written after the layers.
         skipped: records that hold nothing to store.
         conversations: the conversation of each reply that continues one, by tenant and request id.
+        replays: the first id of each request that is the replay of a dead letter, likewise.
     """
 
     layers: dict[str, list[list[Row]]] = field(default_factory=dict)
     withdrawn: dict[str, list[str]] = field(default_factory=dict)
     skipped: list[Skipped] = field(default_factory=list)
     conversations: dict[tuple[str, str], str] = field(default_factory=dict)
+    replays: dict[tuple[str, str], str] = field(default_factory=dict)
 
     def count(self, table: Table) -> int:
         """How many rows of a table are written."""
@@ -98,7 +100,7 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
                 key, row = _mirrored(record, table, record_type, codec)
                 latest.setdefault(table.name, {})[key] = row
             else:
-                for table, row in _event(record, codec, projection.conversations):
+                for table, row in _event(record, codec, projection):
                     events.setdefault(table.name, []).append(row)
         except DecodeError as error:
             projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
@@ -128,11 +130,14 @@ def _layers(table: Table, rows: Sequence[Row]) -> list[list[Row]]:
     return layers
 
 
-def _event(record: LogRecord, codec: Codec, conversations: dict[tuple[str, str], str]) -> tuple[tuple[Table, Row], ...]:
+def _event(record: LogRecord, codec: Codec, projection: Projection) -> tuple[tuple[Table, Row], ...]:
     if is_replies(record.topic):
         reply = codec.decode_as(InferenceReply, record.value)
+        key = storable(reply.tenant), storable(reply.request_id)
         if reply.turn is not None:
-            conversations[storable(reply.tenant), storable(reply.request_id)] = storable(reply.turn.conversation_id)
+            projection.conversations[key] = storable(reply.turn.conversation_id)
+        if reply.replay_of is not None:
+            projection.replays[key] = storable(reply.replay_of)
         result = RESULTS, _result(reply, record)
         turn = _turn(reply, record)
         return (result,) if turn is None else (result, (TURNS, turn))

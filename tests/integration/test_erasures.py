@@ -167,6 +167,24 @@ def test_single_requests_are_erased_with_their_turns(bench: ErasureBench) -> Non
     assert bench.found("alone") == []
 
 
+def test_the_replays_of_a_dead_letter_are_erased_with_their_request(bench: ErasureBench) -> None:
+    now = now_ms()
+    bench.record([reply("again", "orders", SECRET, SECRET, now - SECOND_MS, replay_of="first")])
+    bench.record([reply("other", "orders", "hello", "parrot", now - SECOND_MS, replay_of="second")])
+    with bench.client() as client:
+        answer = client.post("/v1/erasures", json={"request_ids": ["first"]})
+        assert (answer.status_code, answer.json()["erased"]) == (200, {"turns": 1, "results": 1})
+        bench.record([reply("once-more", "orders", SECRET, SECRET, now_ms() + SECOND_MS, replay_of="first")])
+        assert bench.found(SECRET) == []
+        assert turns(client, "orders") == ["parrot"]
+        assert client.delete("/v1/conversations/orders").status_code == 200
+        later = now_ms() + SECOND_MS
+        bench.record([reply("late", "orders", SECRET, SECRET, later, replay_of="third")])
+        bench.record([reply("new", "orders", "hello", "sparrow", later)])
+        assert turns(client, "orders") == ["sparrow"]
+    assert bench.found(SECRET) == []
+
+
 @pytest.mark.parametrize(
     "body", [{}, {"conversation_id": ""}, {"request_ids": []}, {"conversation_id": "a", "request_ids": ["b"]}, {"x": 1}]
 )

@@ -38,7 +38,13 @@ LIVES = Lifetimes(300_000, 300_000, 60_000, 7_776_000_000, 7_776_000_000)
 
 
 def reply(
-    request_id: str, conversation: str | None, question: str, answer: str, at_ms: int, tenant: str = "acme"
+    request_id: str,
+    conversation: str | None,
+    question: str,
+    answer: str,
+    at_ms: int,
+    tenant: str = "acme",
+    replay_of: str | None = None,
 ) -> InferenceReply:
     """An answered request, as it is in the log."""
     turn = None if conversation is None else ConversationTurn(conversation, (Message("user", question),))
@@ -50,6 +56,7 @@ def reply(
         source=SourceCoordinate(f"requests.{tenant}", 0, abs(hash(request_id)) % 10_000),
         turn=turn,
         timings=Timings(submitted_at_ms=at_ms),
+        replay_of=replay_of,
     )
 
 

@@ -1,4 +1,4 @@
-"""Erasures of one tenant are bounded, and stop the recorder for no longer than their commit takes."""
+"""Erasures of one tenant are bounded, stop the recorder for no longer than their commit takes, and reach replays."""
 
 from deploy.migrations.statements import execute
 
@@ -7,8 +7,11 @@ down_revision = "0023"
 
 ERASURE_LOCK = 4_170_120_020
 
-# An erasure by ids of requests must not read all turns of its tenant.
-INDEX = "CREATE INDEX conversation_turns_by_request ON conversation_turns (tenant, request_id)"
+# An erasure by ids of requests must not read all turns and results of its tenant.
+INDICES = """
+CREATE INDEX conversation_turns_by_request ON conversation_turns (tenant, request_id);
+CREATE INDEX results_by_replayed ON results (tenant, replay_of) WHERE replay_of IS NOT NULL;
+"""
 
 # Everything is written before the lock is taken: whoever waits for it waits for the commit alone.
 REQUEST = f"""
@@ -66,7 +69,55 @@ END $body$;
 REVOKE ALL ON FUNCTION request_erasure(text, text, text[], text, bigint, bigint, bigint) FROM PUBLIC;
 """  # noqa: S608 - our own number
 
+# As in revision 0021, with the replays of requests.
+STEP = """
+CREATE OR REPLACE FUNCTION erase_some(wanted_id text, most integer) RETURNS text[]
+LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $body$
+DECLARE
+    owner text := acting_tenant();
+    it erasures;
+    ids text[];
+    removed bigint := 0;
+    removed_turns bigint := 0;
+BEGIN
+    SELECT * INTO it FROM erasures WHERE erasure_id = wanted_id AND tenant = owner FOR UPDATE;
+    IF it.erasure_id IS NULL OR it.state = 'done' THEN
+        RETURN '{}';
+    END IF;
+    IF it.kind = 'conversation' THEN
+        WITH old AS (
+            DELETE FROM conversation_turns WHERE ctid = ANY (ARRAY(
+                SELECT ctid FROM conversation_turns WHERE tenant = owner AND conversation_id = ANY(it.names) LIMIT most
+                FOR UPDATE
+            )) RETURNING request_id
+        )
+        SELECT coalesce(array_agg(DISTINCT request_id), '{}'), count(*) INTO ids, removed_turns FROM old;
+    ELSE
+        ids := it.names[1:most];
+        it.names := it.names[most + 1:];
+        -- A replay has an id of its own, and names the first one.
+        ids := ids || ARRAY(
+            SELECT DISTINCT request_id FROM results WHERE tenant = owner AND replay_of = ANY(ids)
+        );
+        DELETE FROM conversation_turns WHERE tenant = owner AND request_id = ANY(ids);
+        GET DIAGNOSTICS removed_turns = ROW_COUNT;
+    END IF;
+    DELETE FROM results WHERE tenant = owner AND request_id = ANY(ids);
+    GET DIAGNOSTICS removed = ROW_COUNT;
+    IF cardinality(ids) = 0 THEN
+        UPDATE erasures SET state = 'done', names = '{}', uncached = '{}', stepped_at = now(),
+            done_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint
+        WHERE erasure_id = wanted_id;
+    ELSE
+        UPDATE erasures SET names = it.names, uncached = ids, turns = turns + removed_turns,
+            results = results + removed, stepped_at = now()
+        WHERE erasure_id = wanted_id;
+    END IF;
+    RETURN ids;
+END $body$;
+"""
+
 
 def upgrade() -> None:
-    """Replace the function; the rights on it are applied after the revisions."""
-    execute(INDEX, REQUEST)
+    """Replace the functions; the rights on the new one are applied after the revisions."""
+    execute(INDICES, REQUEST, STEP)

@@ -15,6 +15,7 @@ def reply(
     *,
     replayed: bool = False,
     tenant: str = "acme",
+    replay_of: str | None = None,
 ) -> InferenceReply:
     turn = None if conversation is None else ConversationTurn(conversation, (Message("user", "a secret"),))
     return InferenceReply(
@@ -26,6 +27,7 @@ def reply(
         timings=Timings(submitted_at_ms),
         turn=turn,
         replayed=replayed,
+        replay_of=replay_of,
     )
 
 
@@ -68,6 +70,18 @@ def test_an_erased_request_is_left_out_by_whichever_clock_it_was_submitted_later
     projection = projected(reply("r-1", "orders", 1_001), reply("r-2", "orders", 1_001))
     assert drop_erased(projection, {Subject("acme", REQUEST, "r-1"): 1_000}) == 2
     assert left(projection, "results") == left(projection, "conversation_turns") == ["r-2"]
+
+
+def test_the_replay_of_a_dead_letter_is_left_out_with_what_it_replays() -> None:
+    """It has an id of its own, and was submitted after the erasure."""
+    replay = reply("r-9", "orders", 5_000, replay_of="r-1")
+    others = reply("r-2", "orders", 5_000), reply("r-8", "orders", 5_000, tenant="globex", replay_of="r-1")
+    of_request, of_conversation = Subject("acme", REQUEST, "r-1"), Subject("acme", CONVERSATION, "orders")
+    assert of_request in subjects(projected(replay))
+    for erased in ({of_request: 1_000}, {of_conversation: 1_000}):
+        projection = projected(replay, *others)
+        assert drop_erased(projection, erased) == 2
+        assert left(projection, "results") == left(projection, "conversation_turns") == ["r-2", "r-8"]
 
 
 def test_without_a_time_of_submission_that_of_the_reply_counts() -> None:

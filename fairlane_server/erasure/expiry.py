@@ -1,6 +1,6 @@
 """What an erasure does not delete at once, and the latest time by which it is gone. Pure."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from fairlane.names import topic_name
@@ -11,6 +11,8 @@ DEFAULT_SEGMENT_MS = 7 * 86_400_000
 CLEANUP_MS = 6 * 60_000
 """Between the end of a segment's retention and the end of its file: Kafka looks every five minutes, and deletes it a
 minute later."""
+RUN_MS = 3_600_000
+"""A run that began before its request's deadline has ended, and its answer is written."""
 _TEXTS = frozenset({"InferenceRequest", "WorkItem", "InferenceReply", "ReplyChunk"})
 _REQUESTS, _WORK = ("requests", "backfill"), ("priority", "returned")
 _DEAD_LETTERS = ("dead-letter-requests", "dead-letter-work")
@@ -39,6 +41,7 @@ class Lifetimes:
     """How long copies live, in milliseconds.
 
     Attributes:
+        request_ms: of a request that is under way: after its deadline nobody works on it.
         cached_results_ms: of a gateway's results in Redis.
         cached_answers_ms: of answers, passages and vectors of questions in Redis, and in dispatchers' memory.
         gateway_memory_ms: of replies and unread streams in a gateway's memory.
@@ -46,6 +49,7 @@ class Lifetimes:
         usage_ms: of usage records.
     """
 
+    request_ms: int
     cached_results_ms: int
     cached_answers_ms: int
     gateway_memory_ms: int
@@ -54,20 +58,31 @@ class Lifetimes:
 
 
 def expiries(erased_at_ms: int, tenant: str, families: Iterable[TopicFamily], lives: Lifetimes) -> tuple[Expiry, ...]:
-    """Where copies may be after an erasure, the first to go first. A request that was under way is covered from the
-    time of its last record."""
+    """Where copies may be after an erasure, the first to go first. A request that was under way is worked on until its
+    deadline, and each copy lives from then on; a record that nobody can read becomes a dead letter when it is read."""
+    families = tuple(families)
+    longest = {family.family: _longest_ms(family) for family in families}
+    ended_at_ms = erased_at_ms + lives.request_ms + RUN_MS
+    cached_until_ms = ended_at_ms + lives.cached_answers_ms
+    written_by_ms = {
+        **dict.fromkeys(_REQUESTS, erased_at_ms),
+        "dead-letter-requests": erased_at_ms + _longest_of(_REQUESTS, longest),
+        "dead-letter-work": ended_at_ms + _longest_of(_WORK, longest),
+        "dead-letter-replies": ended_at_ms + _longest_of(_REPLIES, longest),
+    }
     found = [
-        Expiry("memory:gateway", "replies just read, streams not yet read", erased_at_ms + lives.gateway_memory_ms),
-        Expiry("redis:result", "replies to requests that were under way", erased_at_ms + lives.cached_results_ms),
-        Expiry("redis:response", "answers that are given again", erased_at_ms + lives.cached_answers_ms),
-        Expiry("redis:retrieval", "passages found for a question", erased_at_ms + lives.cached_answers_ms),
-        Expiry("redis:embedding", "vectors of questions", erased_at_ms + lives.cached_answers_ms),
-        Expiry("memory:dispatcher", "passages found for a question", erased_at_ms + lives.cached_answers_ms),
+        Expiry("memory:gateway", "replies just read, streams not yet read", ended_at_ms + lives.gateway_memory_ms),
+        Expiry("redis:result", "replies to requests that were under way", ended_at_ms + lives.cached_results_ms),
+        Expiry("redis:response", "answers that are given again", cached_until_ms),
+        Expiry("redis:retrieval", "passages found for a question", cached_until_ms),
+        Expiry("redis:embedding", "vectors of questions", cached_until_ms),
+        Expiry("memory:dispatcher", "passages found for a question", cached_until_ms),
     ]
     for family in families:
         if family.retention_ms is not None and _holds_text(family):
             name = topic_name(family.name).replace("{tenant}", tenant)
-            found.append(Expiry(f"topic:{name}", family.description, erased_at_ms + _longest_ms(family)))
+            gone_by_ms = written_by_ms.get(family.family, ended_at_ms) + longest[family.family]
+            found.append(Expiry(f"topic:{name}", family.description, gone_by_ms))
     return tuple(sorted(found, key=lambda one: (one.gone_by_ms, one.store)))
 
 
@@ -84,7 +99,11 @@ def tombstone_ms(families: Iterable[TopicFamily]) -> int:
     """How long the log may hold, or still bring, a reply to a request that was published before an erasure: it may wait
     as long as each topic on its way keeps it, also as a dead letter that is replayed once."""
     longest = {family.family: _longest_ms(family) for family in families}
-    return sum(max((longest.get(name, 0) for name in stage), default=0) for stage in _STAGES)
+    return sum(_longest_of(stage, longest) for stage in _STAGES)
+
+
+def _longest_of(stage: Iterable[str], longest: Mapping[str, int]) -> int:
+    return max(longest.get(family, 0) for family in stage)
 
 
 def _holds_text(family: TopicFamily) -> bool:

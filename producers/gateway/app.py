@@ -426,8 +426,9 @@ class Gateway:
 
 
 def _lifetimes(settings: Settings) -> Lifetimes:
-    """How long copies of what is erased live; the caches of other services are taken to have the same settings."""
+    """How long copies of what is erased live; other services are taken to have the same settings."""
     return Lifetimes(
+        request_ms=settings.max_timeout_ms,
         cached_results_ms=1_000 * settings.result_cache_ttl_s,
         cached_answers_ms=1_000 * settings.cache_ttl_s,
         gateway_memory_ms=round(max(1_000 * KEEP_S, RECENT_MS)),

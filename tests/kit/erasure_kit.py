@@ -34,7 +34,7 @@ from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import RecorderStore
 from tests.kit.stack import PostgresServer
 
-LIVES = Lifetimes(300_000, 300_000, 60_000, 7_776_000_000, 7_776_000_000)
+LIVES = Lifetimes(86_400_000, 300_000, 300_000, 60_000, 7_776_000_000, 7_776_000_000)
 
 
 def reply(

@@ -48,6 +48,8 @@ _MOST_BYTES_OF_A_CHARACTER = 12
 _BYTES_AROUND_THE_TEXT = 65_536
 _SERVE = "from fairlane_server.retrieval.documents import serve; serve()"
 _PACKAGES = str(Path(fairlane.__file__).parent.parent)
+_PASSED_ON = ("PATH", "LANG", "LC_ALL", "LC_CTYPE", "LD_LIBRARY_PATH", "PYTHONHOME")
+"""All that Python needs of the environment. A document that takes its parser over finds no secret in it."""
 _RECURSION_LIMIT = 10_000
 """Pages of tables in tables are nested more deeply than Python's own limit lets a parser follow."""
 
@@ -215,7 +217,7 @@ class ParserProcess(Closing):
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+                env={**_passed_on(os.environ), "PYTHONPATH": os.pathsep.join(paths)},
             )
         connection = Connection(ours.detach())
         try:
@@ -243,6 +245,10 @@ class ParserProcess(Closing):
 
         with called_if_late(timeout_s, end):
             yield
+
+
+def _passed_on(environment: Mapping[str, str]) -> dict[str, str]:
+    return {name: environment[name] for name in _PASSED_ON if name in environment}
 
 
 Answer = Mapping[str, Any]

@@ -4,11 +4,12 @@ import contextlib
 import math
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from multiprocessing import Pipe
 from pathlib import Path
 from time import monotonic
@@ -47,6 +48,9 @@ MAX_DEATHS_WHILE_LOADING = 3
 """In a row: then it is not chance, and the consumer gives up."""
 
 MODULE = "inference_consumers.engine_process"
+_OF_CLIENTS = ("AWS_", "PG")
+"""Beginnings of what clients of S3 and Postgres read by themselves."""
+_SECRET = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|API_?KEY|PRIVATE_?KEY|(?:^|_)TOKEN(?:_FILE)?$")
 _ROOT = Path(__file__).resolve().parents[2]
 _LOOK_EVERY_S = 0.2
 _LOAD_TIMEOUT_S = 900.0
@@ -319,10 +323,15 @@ def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[Eng
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the settings: a process that runs a stranger's model gets no address, user or password
-    of ours."""
+    """The environment without the settings and the files that hold some, without what clients of storage and Postgres
+    read, and without other secrets by their names: a process that runs a stranger's model gets no address, user or
+    password of ours."""
     ours = {name.upper() for name in Settings.model_fields}
-    return {name: value for name, value in environment.items() if name.upper() not in ours}
+    return {name: value for name, value in environment.items() if not _is_ours(name.upper(), ours)}
+
+
+def _is_ours(name: str, settings: Set[str]) -> bool:
+    return name.removesuffix("_FILE") in settings or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
 
 
 def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[str, str]) -> EngineHost:

@@ -327,11 +327,21 @@ def test_a_python_that_is_not_there_is_named() -> None:
     host.close(WAIT_S)
 
 
+OF_OTHERS = (
+    *("KAFKA_SASL_PASSWORD_FILE", "POSTGRES_DSN_FILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_PROFILE"),
+    *("PGPASSWORD", "PGPASSFILE", "HF_TOKEN", "EMBEDDER_API_KEY", "AWS_WEB_IDENTITY_TOKEN_FILE"),
+)
+
+
 def test_no_setting_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_SASL_PASSWORD", "secret")
     monkeypatch.setenv("postgres_dsn", "secret")
+    for name in OF_OTHERS:
+        monkeypatch.setenv(name, "secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     left = without_settings(os.environ)
     assert "secret" not in left.values()
     assert left["CUDA_VISIBLE_DEVICES"] == "3"
+    assert left["TOKENIZERS_PARALLELISM"] == "false"
     assert left["PATH"] == os.environ["PATH"]

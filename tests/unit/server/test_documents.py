@@ -1,6 +1,7 @@
 """Files to text: what is taken from each format, and that what cannot be taken says so and harms nobody."""
 
 import codecs
+import json
 import os
 import signal
 import subprocess
@@ -209,6 +210,23 @@ def test_folder_of_documents_is_no_place_to_import_from(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     with DocumentReader() as reader:
         assert reader.parse("a file", DocumentFormat.HTML, b"<p>fine</p>").text == "fine"
+
+
+TELLING = """
+import json, os
+from fairlane_server.retrieval.documents import serve
+serve(lambda kind, data, limits: {"text": json.dumps(dict(os.environ)), "title": ""})
+"""
+
+
+def test_parser_gets_nothing_of_the_environment_but_what_python_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("POSTGRES_DSN", "KAFKA_SASL_PASSWORD_FILE", "AWS_SECRET_ACCESS_KEY", "EMBEDDER_API_KEY", "ANYTHING"):
+        monkeypatch.setenv(name, "a secret")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    with documents.ParserProcess(LIMITS, TELLING) as parser:
+        seen = json.loads(parser.ask(DocumentFormat.TEXT, b"")["text"])
+    assert "a secret" not in seen.values()
+    assert {"PATH", "PYTHONPATH", "LANG"} <= seen.keys() <= {*documents._PASSED_ON, "PYTHONPATH"}
 
 
 def test_plain_text_needs_no_process(monkeypatch: pytest.MonkeyPatch) -> None:

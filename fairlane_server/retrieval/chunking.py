@@ -9,11 +9,13 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 from semantic_text_splitter import TextSplitter
 
-from fairlane_server.retrieval.parsers import ParsedDocument
+from fairlane_server.retrieval.parsers import DocumentLimits, ParsedDocument, UnreadableError, check_length
 from fairlane_server.retrieval.store import NewPassage
 from fairlane_server.text import estimated_tokens, reserved_tokens
 
 _MOST_HEADING_CHARACTERS = 200
+MOST_PATH_CHARACTERS = 300
+"""Of the headings above a passage together, which every passage repeats."""
 _SEPARATOR = " > "
 # Where a sentence goes on in the next line: the next line begins in lower case and is not set apart.
 _WRAPPED = re.compile(r"(?<=[^\s.!?:;])[ \t]*\n(?=[^\W\d_A-Z])")
@@ -31,7 +33,15 @@ class Section:
 
     @property
     def path(self) -> str:
-        return _SEPARATOR.join(self.headings)
+        """The headings in one line, without the outermost ones if they are too long together."""
+        kept: list[str] = []
+        left = MOST_PATH_CHARACTERS + len(_SEPARATOR)
+        for heading in reversed(self.headings):
+            left -= len(_SEPARATOR) + len(heading)
+            if left < 0:
+                break
+            kept.append(heading)
+        return _SEPARATOR.join(reversed(kept))
 
 
 def sections(text: str, *, markdown: bool) -> tuple[Section, ...]:
@@ -153,13 +163,22 @@ class Chunker:
         Once there are more than ``most``, one more is given and the rest of the document is not looked at.
         """
         found = (
-            NewPassage(text, section.path, estimated_tokens(f"{section.path}\n{text}"))
+            NewPassage(text, path, estimated_tokens(f"{path}\n{text}"))
             for section in sections(document.text, markdown=document.markdown)
+            for path in (section.path,)
             for stretch in stretches(section.text)
             for text in self._splitter.chunks(stretch)
             if text.strip()
         )
         return tuple(found if most is None else islice(found, most + 1))
+
+    def passages_within(self, document: ParsedDocument, limits: DocumentLimits) -> tuple[NewPassage, ...]:
+        """``passages``, bounded: the headings that they repeat count as text. Raises UnreadableError."""
+        found = self.passages(document, limits.max_passages)
+        if len(found) > limits.max_passages:
+            raise UnreadableError(f"makes more passages than a document may ({limits.max_passages:,}): split it")
+        check_length(len(document.text) + sum(len(passage.heading) for passage in found), limits)
+        return found
 
 
 def title_of(document: ParsedDocument) -> str:

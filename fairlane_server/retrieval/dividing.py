@@ -21,8 +21,8 @@ from fairlane_server.retrieval.parsers import (
 from fairlane_server.retrieval.store import NewPassage
 
 _SERVE = "from fairlane_server.retrieval.dividing import serve_passages; serve_passages()"
-_MOST_AROUND_BYTES = 16_384
-"""Of the headings above a passage, and what JSON adds to it."""
+_MOST_AROUND_BYTES = 256
+"""What JSON adds to a passage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +58,7 @@ def passages_of(kind: DocumentFormat, data: bytes, limits: DocumentLimits, chunk
             parsed = parse_html(data, limits)
         case DocumentFormat.TEXT | DocumentFormat.MARKDOWN:
             parsed = parse_plain(kind, data, limits)
-    passages = chunker.passages(parsed, limits.max_passages)
-    if len(passages) > limits.max_passages:
-        raise UnreadableError(f"makes more passages than a document may ({limits.max_passages:,}): split it")
+    passages = chunker.passages_within(parsed, limits)
     if not passages:
         raise UnreadableError(without_text(kind, data))
     shown = [(passage.text, passage.heading, passage.tokens) for passage in passages]

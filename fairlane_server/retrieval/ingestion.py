@@ -15,7 +15,12 @@ import numpy as np
 from fairlane_server.retrieval.chunking import Chunker, Chunking, title_of
 from fairlane_server.retrieval.documents import DocumentError, DocumentReader, check_size, read_file
 from fairlane_server.retrieval.embedder import Embedder, TextRefusedError
-from fairlane_server.retrieval.parsers import MOST_TITLE_CHARACTERS, PARSER_REVISION, DocumentLimits
+from fairlane_server.retrieval.parsers import (
+    MOST_TITLE_CHARACTERS,
+    PARSER_REVISION,
+    DocumentLimits,
+    UnreadableError,
+)
 from fairlane_server.retrieval.sources import SkippedFile, SourceFile, Sources
 from fairlane_server.retrieval.store import Collection, CollectionStore, NewDocument, NewPassage
 from fairlane_server.store_error import ReportableError
@@ -217,10 +222,10 @@ class Ingestion:
     def _prepared(self, file: SourceFile, reader: DocumentReader, chunker: Chunker) -> NewDocument:
         data = self._read(file)
         document = reader.parse(file.source, file.format, data)
-        most = self._options.limits.max_passages
-        passages = chunker.passages(document, most)
-        if len(passages) > most:
-            raise DocumentError(file.source, f"makes more passages than a document may ({most:,}): split it")
+        try:
+            passages = chunker.passages_within(document, self._options.limits)
+        except UnreadableError as error:
+            raise DocumentError(file.source, str(error)) from None
         if not passages:
             raise DocumentError(file.source, "holds no text")
         title = (title_of(document) or PurePath(file.source).stem)[:MOST_TITLE_CHARACTERS]

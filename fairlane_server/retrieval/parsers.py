@@ -12,7 +12,7 @@ from enum import StrEnum
 from io import BytesIO
 from pathlib import PurePath
 
-PARSER_REVISION = 2
+PARSER_REVISION = 3
 """Raised with every change of a parser or of chunking that makes other passages of the same file."""
 
 
@@ -53,7 +53,8 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class DocumentLimits:
-    """Bounds on one document. A file above ``max_file_bytes`` is not read; ``max_parse_s`` and ``max_parser_bytes`` (of
+    """Bounds on one document. A file above ``max_file_bytes`` is not read; ``max_characters`` include the headings that
+    passages repeat; ``max_parse_s`` and ``max_parser_bytes`` (of
     memory) are for the parsing of HTML or a PDF."""
 
     max_file_bytes: int = 50_000_000

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairlane_server.retrieval.chunking import Chunker, Chunking, sections, stretches, title_of
+from fairlane_server.retrieval.chunking import Chunker, Chunking, Section, sections, stretches, title_of
 from fairlane_server.retrieval.parsers import ParsedDocument
 from fairlane_server.retrieval.store import NewPassage
 from fairlane_server.text import estimated_tokens
@@ -101,6 +101,16 @@ def test_sections_and_headings_are_the_whole_document(text: str) -> None:
 @given(DOCUMENTS, CHUNKINGS, st.booleans())
 def test_the_same_document_gives_the_same_passages(text: str, chunking: Chunking, markdown: bool) -> None:
     assert passages(text, chunking, markdown=markdown) == passages(text, chunking, markdown=markdown)
+
+
+def test_the_nearest_headings_that_fit_are_the_path() -> None:
+    long, longest = "l" * 140, "x" * 200
+    assert Section(("A", "B", "C"), "").path == "A > B > C"
+    assert Section(("A", long, long), "").path == f"A > {long} > {long}"
+    assert Section(("A", "A", longest, "B"), "").path == f"A > A > {longest} > B"
+    assert Section(("A", longest, longest), "").path == longest
+    assert Section(("A", longest, "B", long), "").path == f"B > {long}"
+    assert Section((), "").path == ""
 
 
 @given(st.text("ab \n.漢", max_size=400), st.integers(1, 50))

@@ -1,10 +1,11 @@
 """Tenants' documents, divided into passages in a process of their own, whatever they are."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from fairlane_server.retrieval.chunking import Chunker, Chunking
+from fairlane_server.retrieval.chunking import MOST_PATH_CHARACTERS, Chunker, Chunking
 from fairlane_server.retrieval.dividing import DividingProcess, passages_of
 from fairlane_server.retrieval.parsers import DocumentFormat, DocumentLimits, UnreadableError
 from tests.kit.pdf_kit import pdf
@@ -53,6 +54,19 @@ def test_what_cannot_be_divided_says_why_and_the_next_one_is(
         divider.divide(kind, data)
     assert str(refused.value).startswith(reason)
     assert divider.divide(DocumentFormat.TEXT, b"next").passages
+
+
+HEADINGS = "".join(f"{'#' * level} {'H' * 200}\n\n" for level in range(1, 7))
+
+
+def test_headings_that_every_passage_repeats_are_short_and_count_as_text(divider: DividingProcess) -> None:
+    short = "".join(f"###### {number}\n\nx\n\n" for number in range(900))
+    passages = divider.divide(DocumentFormat.MARKDOWN, (HEADINGS + short).encode()).passages
+    assert max(len(passage.heading) for passage in passages) <= MOST_PATH_CHARACTERS
+    assert sum(len(passage.heading) for passage in passages) > 100_000
+    limits = replace(LIMITS, max_characters=100_000)
+    with pytest.raises(UnreadableError, match=r"holds more text than a document may have \(100,000 characters\)"):
+        passages_of(DocumentFormat.MARKDOWN, (HEADINGS + short).encode(), limits, Chunker(Chunking()))
 
 
 def test_a_document_that_never_ends_ends_with_its_process() -> None:

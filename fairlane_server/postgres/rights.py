@@ -188,8 +188,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
     # Parses what tenants uploaded, and stores the passages, for one tenant at a time; the queue is that of all.
     PostgresRole.INGEST: Rights(
         tables={
-            "document_uploads": "SELECT, UPDATE (state, source, reason, has_content, attempts, token, lease_until, "
-            "ended_at_ms), DELETE",
+            "document_uploads": "SELECT, UPDATE (state, source, reason, has_content, attempts, retries, token, "
+            "lease_until, ended_at_ms), DELETE",
             "embedders": "SELECT, INSERT, UPDATE (name, dimensions, recorded_at)",
             **_FILLED,
         },

@@ -28,7 +28,9 @@ log = get_logger(__name__)
 
 MOST_ATTEMPTS = 3
 _TEXTS_AT_A_TIME = 512
-_RETRY = Backoff(first_s=2.0, longest_s=60.0)
+MOST_RETRIES = 300
+_RETRY = Backoff(first_s=2.0, longest_s=300.0)
+"""An embedder or Postgres may be unavailable for some 18 hours, and what can never be stored does not stay for ever."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +93,11 @@ class Ingester(Closing):
         except CollectionNotFoundError:
             return "lost"
         except (StoreError, EmbedderError, UnavailableError, JobFailedError) as error:
-            after_s = _RETRY.delay_s(upload.attempts, random.random())  # noqa: S311 - jitter, no secret
+            if upload.retries >= MOST_RETRIES:
+                log.error("document_given_up", upload=upload.upload_id, tenant=upload.tenant, reason=str(error))
+                reason = f"could not be embedded and stored in {MOST_RETRIES + 1} tries: upload it again"
+                return "failed" if self._store.fail(upload, reason) else "lost"
+            after_s = _RETRY.delay_s(upload.retries + 1, random.random())  # noqa: S311 - jitter, no secret
             log.warning("document_later", upload=upload.upload_id, tenant=upload.tenant, reason=str(error))
             self._store.release(upload, after_s)
             return "later"

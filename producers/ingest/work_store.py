@@ -29,7 +29,7 @@ GROUP BY state
 _TAKE = f"""
 UPDATE document_uploads SET state = 'running', token = token + 1, attempts = attempts + 1,
     lease_until = clock_timestamp() + make_interval(secs => %s)
-WHERE upload_id = %s AND {_IS_FREE} RETURNING collection_id, source, format, size_bytes, token, attempts
+WHERE upload_id = %s AND {_IS_FREE} RETURNING collection_id, source, format, size_bytes, token, attempts, retries
 """  # noqa: S608 - our own names
 _NAME = "SELECT name FROM collections WHERE collection_id = %s"
 _KEEP = """
@@ -45,7 +45,7 @@ UPDATE document_uploads SET state = %(state)s, reason = %(reason)s, ended_at_ms 
 WHERE {_OURS}
 """  # noqa: S608 - our own names
 _RELEASE = f"""
-UPDATE document_uploads SET state = 'pending', attempts = attempts - 1,
+UPDATE document_uploads SET state = 'pending', attempts = attempts - 1, retries = retries + 1,
     lease_until = clock_timestamp() + make_interval(secs => %(after_s)s)
 WHERE {_OURS}
 """  # noqa: S608 - our own names
@@ -71,7 +71,8 @@ _EMPTIED = "UPDATE document_uploads SET has_content = false WHERE upload_id = %s
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """An upload that this process holds the lease of; ``attempts`` counts this one."""
+    """An upload that this process holds the lease of; ``attempts`` counts this one, ``retries`` how often it was given
+    back before."""
 
     tenant: str
     upload_id: str
@@ -82,6 +83,7 @@ class Upload:
     size_bytes: int
     token: int
     attempts: int
+    retries: int
 
 
 class PassageQuotaError(Exception):
@@ -115,12 +117,12 @@ class WorkStore(Database):
             row = connection.execute(_TAKE.encode(), (lease_s, upload.upload_id)).fetchone()
             if row is None:
                 return None
-            number, source, kind, size_bytes, token, attempts = row
+            number, source, kind, size_bytes, *counts = row
             name = connection.execute(_NAME, (number,)).fetchone()
         if name is None:
             return None
         names = (upload.tenant, upload.upload_id, str(name[0]), number, source)
-        return Upload(*names, DocumentFormat(kind), size_bytes, token, attempts)
+        return Upload(*names, DocumentFormat(kind), size_bytes, *counts)
 
     def keep(self, held: Mapping[str, int], lease_s: float) -> set[str]:
         """Renew the leases of these uploads, by token. Returns those that are still ours."""
@@ -134,7 +136,7 @@ class WorkStore(Database):
             return self._end(connection, upload, "failed", reason)
 
     def release(self, upload: Upload, after_s: float) -> None:
-        """Give it back, to be tried again after this time; the attempt does not count."""
+        """Give it back, to be tried again after this time; it counts as a retry, not as an attempt."""
         with self._transaction_of(upload.tenant) as connection:
             values = {"upload_id": upload.upload_id, "token": upload.token, "after_s": after_s}
             connection.execute(_RELEASE.encode(), values)

@@ -50,6 +50,7 @@ REVISIONS = (
     "0022",
     "0023",
     "0024",
+    "0025",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-SENTENCE_END = re.compile(r"[.!?:;]+[\s\"')\]]+|\n+")
+# From the first mark of a row alone: tried from each of them, a long row would take quadratic time.
+SENTENCE_END = re.compile(r"(?<![.!?:;])[.!?:;]++[\s\"')\]]+|\n+")
 _LEAST_SENTENCE_TOKENS = 4
 
 

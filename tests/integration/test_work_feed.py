@@ -27,6 +27,7 @@ from stream_processors.dispatcher.feedback.work_records import (
     FeedEvent,
     PartitionRecreated,
     PartitionsKnown,
+    UsageRead,
     WorkSeen,
 )
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
@@ -324,6 +325,8 @@ def test_what_cannot_be_read_is_passed_over(pipeline: Pipeline, log: WorkLog) ->
         is_counted(follower, log, 2)
         log.settle(works)
         is_counted(follower, log, 0)
+        read = [one for usage in follower.seen(UsageRead) for one in usage.records]
+        assert [one.event is None for one in read].count(True) == 1, "the place of unreadable usage is passed on"
 
 
 def test_a_listener_that_breaks_is_reported(log: WorkLog) -> None:

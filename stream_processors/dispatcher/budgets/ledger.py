@@ -41,11 +41,12 @@ _HARD, _SOFT = "hard", "soft"
 
 @frozen_dataclass(frozen=True, slots=True)
 class ReadUsage:
-    """A record of ``ledger.usage``, where it was read."""
+    """A record of ``ledger.usage``, where it was read. Without an ``event`` it cannot be read, or is the last one of a
+    range that cannot."""
 
     partition: int
     offset: int
-    event: UsageEvent
+    event: UsageEvent | None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -145,15 +146,20 @@ class BudgetLedger:
             tenant.restart(self._positions)
 
     def read(self, usage: Iterable[ReadUsage], now_ms: int) -> None:
-        """Apply usage, in the order of offsets. What was applied before is ignored."""
+        """Apply usage, in the order of offsets. What was applied before is ignored. What cannot be read may be of any
+        tenant: all spending is unknown until the recorder, which may be able to read it, is behind it."""
         for one in usage:
             if one.offset < self._positions.get(one.partition, 0):
                 continue
+            event = one.event
+            if event is None:
+                self.started(one.partition, one.offset + 1)
+                continue
             self._positions[one.partition] = one.offset + 1
-            tenant = self._tenants.get(one.event.tenant)
+            tenant = self._tenants.get(event.tenant)
             if tenant is None:
                 continue
-            self.reservations.settled(one.event)
+            self.reservations.settled(event)
             if tenant.base is None:
                 if len(tenant.unread) >= _MOST_UNREAD_EVENTS:
                     tenant.restart(self._positions)
@@ -317,7 +323,7 @@ class BudgetLedger:
 
 def _apply(tenant: _Tenant, one: ReadUsage, now_ms: int) -> None:
     base = tenant.base or {}
-    if one.offset >= base.get(one.partition, 0):
+    if one.event is not None and one.offset >= base.get(one.partition, 0):
         spending = spending_of(one.event, tenant.account.currency)
         if spending is not None:
             tenant.account.spend(spending.caller, spending.day, spending.nanos, now_ms)

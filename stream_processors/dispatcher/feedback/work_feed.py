@@ -26,7 +26,7 @@ from fairlane.outcomes import Priority
 from fairlane.ownership import PartitionId
 from fairlane.records import UsageEvent
 from fairlane.settings import Settings
-from fairlane.skipping_consumer import SkippingConsumer
+from fairlane.skipping_consumer import SkippedRange, SkippingConsumer
 from fairlane_server.kafka.feeds import CatchUp, FeedUnavailableError
 from stream_processors.dispatcher.feedback.pool_offsets import LogPositions, Points, PoolOffsets
 from stream_processors.dispatcher.feedback.work_records import (
@@ -127,7 +127,7 @@ class WorkFeed:
             if started and self._on_failure is not None:
                 self._on_failure(error)
 
-    def _follow(self, consumer: Consumer, positions: LogPositions) -> None:
+    def _follow(self, consumer: SkippingConsumer, positions: LogPositions) -> None:
         look_for_topics_at = look_at_all_at = measure_at = 0.0
         while not self._stopping.is_set():
             now = monotonic()
@@ -232,11 +232,12 @@ class WorkFeed:
 
     # Records
 
-    def _poll(self, consumer: Consumer) -> None:
-        first = consumer.poll(_POLL_S)
-        if first is not None:
-            for message in (first, *consumer.consume(_MAX_POLL_RECORDS, 0)):
-                self._take(message)
+    def _poll(self, consumer: SkippingConsumer) -> None:
+        for one in consumer.poll_batch(_MAX_POLL_RECORDS, _POLL_S):
+            if isinstance(one, SkippedRange):
+                self._records.passed_over(one)
+            else:
+                self._take(one)
 
     def _take(self, message: Message) -> None:
         error, topic, partition, offset = message.error(), message.topic(), message.partition(), message.offset()

@@ -15,7 +15,7 @@ from fairlane.names import is_name, pool_of_priority
 from fairlane.offsets import CommitPoint
 from fairlane.records import CapacityReport, DispatchReport, SourceCoordinate, UsageEvent
 from fairlane.schema_registry import RegistryError
-from fairlane.skipping_consumer import message_headers
+from fairlane.skipping_consumer import SkippedRange, message_headers
 from stream_processors.dispatcher.budgets.ledger import ReadUsage
 from stream_processors.dispatcher.feedback.broker_clock import BrokerClock
 from stream_processors.dispatcher.scheduling.in_flight import Dispatched, InFlight, SettledWork, WorkId
@@ -86,7 +86,8 @@ class UsageStarted:
 
 @frozen_dataclass(frozen=True, slots=True)
 class UsageRead:
-    """All usage of one poll, with its offsets; also that of answers from the cache, which settle no work."""
+    """All usage of one poll, with its offsets; also that of answers from the cache, which settle no work, and the
+    places of what cannot be read."""
 
     records: tuple[ReadUsage, ...]
 
@@ -267,6 +268,8 @@ class WorkRecords:
             why = error.problem if isinstance(error, DecodeError) else str(error)
             metrics.WORK_FEED_UNREADABLE.labels(topic=topic).inc()
             log.error("work_feed_unreadable", topic=topic, partition=partition, offset=offset, problem=why)
+            if topic == names.LEDGER_USAGE:
+                self._usage.append(ReadUsage(partition, offset, None))
             return None
         kind, at_ms = record.timestamp()
         by_broker = kind == TIMESTAMP_LOG_APPEND_TIME
@@ -280,6 +283,11 @@ class WorkRecords:
             self._usage.append(ReadUsage(partition, offset, read))
             return read if is_priority_work(read) else None
         return read
+
+    def passed_over(self, skipped: SkippedRange) -> None:
+        """Note a range of which no record is read, in the order of reading."""
+        if skipped.topic == names.LEDGER_USAGE:
+            self._usage.append(ReadUsage(skipped.partition, skipped.end - 1, None))
 
     def usage_read(self) -> UsageRead | None:
         """The usage read since the last call, if any."""

@@ -133,7 +133,8 @@ class World:
             at.base = dict(self.recorded)
 
     def cost_below(self, partition: int, end: int) -> int:
-        return sum(one.event.cost.nanos for one in self.usage[partition][:end] if one.event.cost is not None)
+        costs = (one.event.cost for one in self.usage[partition][:end] if one.event is not None)
+        return sum(cost.nanos for cost in costs if cost is not None)
 
     def kill(self, number: int) -> None:
         """A process ends; its requests are read again by a new one, in the order of their topic."""

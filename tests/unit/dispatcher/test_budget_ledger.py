@@ -86,6 +86,21 @@ def test_a_log_that_starts_anew_makes_spending_unknown() -> None:
     assert book.judge("acme", None, 1, NOW).is_unknown
 
 
+def test_usage_that_cannot_be_read_makes_spending_unknown_until_the_recorder_is_behind_it() -> None:
+    book = ledger(began=4)
+    book.reserve(SOURCE, "acme", None, 5, NOW)
+    book.seen(WORK, SOURCE, "acme", None, 5, NOW)
+    book.read([usage(1, 4, work=WORK.offset), ReadUsage(0, 5, None), usage(2, 6)], NOW)
+    assert book.unknown() == [("acme", "XTS", False)]
+    assert book.judge("acme", None, 1, NOW).is_unknown
+    assert reserved(book) == (0, 0), "what was read before it settles its work"
+    assert not book.load("acme", SpendingBase({0: 5}, [Spending(None, TODAY, 1)]), NOW), "it is not in these sums"
+    assert book.load("acme", SpendingBase({0: 6}, [Spending(None, TODAY, 99)]), NOW)
+    assert spent(book) == [101]
+    book.read([ReadUsage(0, 5, None)], NOW)
+    assert spent(book) == [101], "it was read before"
+
+
 def test_days_and_months_begin_in_utc_and_only_the_currency_of_the_budget_counts() -> None:
     book = ledger(HARD, MONTH, rows=[Spending(None, TODAY - 1, 40), Spending(None, TODAY - 4, 1_000)])
     book.read([usage(3, 0), usage(500, 1, currency="EUR"), usage(2, 2, at_ms=NOW - DAY_MS)], NOW)
@@ -235,6 +250,7 @@ def test_an_answer_from_the_cache_settles_by_its_source() -> None:
     book = ledger()
     book.reserve(SOURCE, "acme", None, 5, NOW)
     one = usage(5)
+    assert one.event is not None
     book.read([replace(one, event=replace(one.event, cached=True, work=SOURCE))], NOW)
     assert (reserved(book), spent(book)) == ((0, 0), [5])
 

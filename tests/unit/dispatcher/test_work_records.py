@@ -16,8 +16,10 @@ from fairlane.outcomes import Outcome
 from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, SourceCoordinate, UsageEvent
 from fairlane.schema_files import committed_schemas, default_codec
 from fairlane.schema_registry import RegistryError
+from fairlane.skipping_consumer import BAD_CHECKSUM, SkippedRange
 from fairlane_server.admission_rule import CapacityState
-from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, WorkRecords
+from stream_processors.dispatcher.budgets.ledger import ReadUsage
+from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport, UsageRead, WorkRecords
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
 
 NOW_MS = 1_700_000_000_000
@@ -131,6 +133,18 @@ def test_a_weight_that_cannot_be_is_passed_over(weight: float) -> None:
 )
 def test_a_bill_that_cannot_be_is_passed_over(fields: dict[str, Any]) -> None:
     is_passed_over(names.LEDGER_USAGE, replace(USAGE, **fields))
+
+
+def test_the_place_of_usage_that_cannot_be_read_is_passed_on_in_order() -> None:
+    """Without it a dispatcher would take what it has read for all that was spent."""
+    records = following()
+    records.read(Record(names.LEDGER_USAGE, USAGE), NOW_MS)
+    records.read(Record(names.LEDGER_USAGE, replace(USAGE, prompt_tokens=-1)), NOW_MS)
+    records.read(Record(names.LEDGER_USAGE), NOW_MS)
+    for topic in (names.LEDGER_USAGE, names.CONTROL_CAPACITY):
+        records.passed_over(SkippedRange(topic, 1, 10, 20, BAD_CHECKSUM, "reason"))
+    places = ReadUsage(0, 7, USAGE), ReadUsage(0, 7, None), ReadUsage(0, 7, None), ReadUsage(1, 19, None)
+    assert records.usage_read() == UsageRead(places)
 
 
 @pytest.mark.parametrize("cost", [b"-1", b"9" * 400])

@@ -26,6 +26,7 @@ from math import inf
 
 from fairlane.frozen import frozen_dataclass
 from fairlane.names import is_backfill
+from fairlane.outcomes import BudgetScope
 from fairlane.records import Budget, BudgetLoad, BudgetNotice, SourceCoordinate, UsageEvent
 from fairlane_server.budgets.budgets import account_of, concerns, counts_callers, day_of, renews_at_ms
 from stream_processors.dispatcher.budgets.accounts import Account, Amounts, Spending, spending_of
@@ -33,7 +34,8 @@ from stream_processors.dispatcher.budgets.reservations import Reservation, Reser
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
 
 GRACE_MS = 10_000
-"""A budget that was set while the dispatcher runs takes effect when the spending is known, or after this time."""
+"""A hard amount for a tenant or callers that had none before takes effect when the spending is known, or after this
+time."""
 
 _MOST_UNREAD_EVENTS = 100_000
 _HARD, _SOFT = "hard", "soft"
@@ -89,20 +91,40 @@ _SETTLED_WITHIN_MS = 2_000
 
 @dataclass(slots=True)
 class _Tenant:
-    """Until the spending is known, ``unread`` holds the events read from ``began`` on."""
+    """While sums are wanted, ``unread`` holds the events read from ``began`` on.
+
+    Attributes:
+        base: the offsets up to which usage is in the sums that are known; None: nothing is known.
+        unknown_of: the ``of`` of budgets whose spending is not in these sums.
+        lenient_until_ms: by ``of``: hard amounts that limited nobody before; unknown, they refuse nothing until then.
+    """
 
     account: Account
-    strict_from_ms: int
     began: dict[int, int]
     unread: deque[ReadUsage] = field(default_factory=deque)
     base: Mapping[int, int] | None = None
+    unknown_of: frozenset[str] = frozenset()
+    lenient_until_ms: dict[str, int] = field(default_factory=dict)
 
     @property
     def is_known(self) -> bool:
-        return self.base is not None
+        """Whether the spending that all budgets are about is known."""
+        return self.base is not None and not self.unknown_of
+
+    def knows(self, budget: Budget) -> bool:
+        return self.base is not None and budget.of not in self.unknown_of
+
+    def may_refuse(self, budget: Budget, now_ms: int) -> bool:
+        """Whether this budget refuses requests while its spending is unknown."""
+        return budget.hard_nanos is not None and now_ms >= self.lenient_until_ms.get(budget.of, 0)
 
     def restart(self, positions: Mapping[int, int]) -> None:
+        """Nothing is known any more."""
         self.base = None
+        self.collect(positions)
+
+    def collect(self, positions: Mapping[int, int]) -> None:
+        """Collect what is read from here on for sums that are to come."""
         self.began = dict(positions)
         self.unread.clear()
 
@@ -115,6 +137,8 @@ class BudgetLedger:
         self._positions: dict[int, int] = {}
         """The next offset of each partition of ``ledger.usage``."""
         self._is_started = False
+        self._limited: set[tuple[str, str]] = set()
+        """Tenant and ``of`` of every hard budget since the start: removed and set again it is not a new one."""
         self._pruned_day = 0
         self.reservations = Reservations()
 
@@ -124,16 +148,23 @@ class BudgetLedger:
         """Set the budgets of all tenants that have any."""
         for name in self._tenants.keys() - budgets.keys():
             del self._tenants[name]
-        grace_ms = GRACE_MS if self._is_started else 0
         for name, wanted in budgets.items():
-            known = self._tenants.get(name)
-            if known is None:
-                self._tenants[name] = _Tenant(Account(wanted), now_ms + grace_ms, dict(self._positions))
-            elif known.account.budgets != wanted:
-                before, known.account.budgets = known.account.budgets, wanted
-                if _needs(before) != _needs(wanted):
-                    known.strict_from_ms = now_ms + grace_ms
-                    known.restart(self._positions)
+            tenant = self._tenants.get(name)
+            if tenant is None:
+                tenant = self._tenants[name] = _Tenant(Account(wanted), dict(self._positions))
+            elif tenant.account.budgets != wanted:
+                before, tenant.account.budgets = tenant.account.budgets, wanted
+                added = _callers_of(wanted) - _callers_of(before)
+                tenant.unknown_of = (tenant.unknown_of & _callers_of(wanted)) | added
+                if before[0].currency != wanted[0].currency:
+                    tenant.restart(self._positions)
+                elif added:
+                    tenant.collect(self._positions)
+            for budget in wanted:
+                if budget.hard_nanos is not None and (name, budget.of) not in self._limited:
+                    self._limited.add((name, budget.of))
+                    if self._is_started:
+                        tenant.lenient_until_ms[budget.of] = now_ms + GRACE_MS
         self._is_started = True
 
     def started(self, partition: int, offset: int) -> None:
@@ -160,21 +191,24 @@ class BudgetLedger:
             if tenant is None:
                 continue
             self.reservations.settled(event)
-            if tenant.base is None:
+            if not tenant.is_known:
                 if len(tenant.unread) >= _MOST_UNREAD_EVENTS:
-                    tenant.restart(self._positions)
+                    tenant.collect(self._positions)
                 else:
                     tenant.unread.append(one)
-            else:
+            if tenant.base is not None:
                 _apply(tenant, one, now_ms)
 
     def unknown(self) -> list[tuple[str, str, bool]]:
         """Tenants whose spending is to be read: name, currency, and whether by caller too."""
-        return [
-            (name, tenant.account.currency, _needs(tenant.account.budgets)[1])
-            for name, tenant in self._tenants.items()
-            if not tenant.is_known
-        ]
+        return [wanted for name in self._tenants if (wanted := self.wanted(name)) is not None]
+
+    def wanted(self, name: str) -> tuple[str, str, bool] | None:
+        """What is to be read of a tenant's spending; None: nothing."""
+        tenant = self._tenants.get(name)
+        if tenant is None or tenant.is_known:
+            return None
+        return name, tenant.account.currency, counts_callers(tenant.account.budgets)
 
     def load(self, name: str, base: SpendingBase, now_ms: int) -> bool:
         """Set a tenant's spending. False if the recorder was behind the start of reading: ask again later."""
@@ -183,7 +217,7 @@ class BudgetLedger:
             return True
         if not self._positions or any(base.offsets.get(place, 0) < began for place, began in tenant.began.items()):
             return False
-        tenant.base = dict(base.offsets)
+        tenant.base, tenant.unknown_of = dict(base.offsets), frozenset()
         tenant.account.replace_spending(base.rows, now_ms)
         while tenant.unread:
             _apply(tenant, tenant.unread.popleft(), now_ms)
@@ -217,13 +251,13 @@ class BudgetLedger:
         known = self._tenants.get(tenant)
         if known is None:
             return WITHIN
-        if not known.is_known:
-            has_hard = any(budget.hard_nanos is not None for budget, _ in known.account.concerning(caller))
-            return UNKNOWN if has_hard and now_ms >= known.strict_from_ms else WITHIN
         refused: tuple[Budget, Amounts] | None = None
         soft: tuple[float, Budget, Amounts] | None = None
-        degrade = False
+        degrade = is_unknown = False
         for budget, amounts in known.account.concerning(caller):
+            if not known.knows(budget):
+                is_unknown = is_unknown or known.may_refuse(budget, now_ms)
+                continue
             spent = amounts.spent(budget.period, now_ms)
             with_it = spent + amounts.reserved(for_batch=is_batch) + nanos
             if budget.hard_nanos is not None and (spent >= budget.hard_nanos or with_it > budget.hard_nanos):
@@ -239,6 +273,8 @@ class BudgetLedger:
             budget, amounts = refused
             notice = _notice(_HARD, budget, amounts, caller, now_ms)
             return Judgement(notice, _retry_after_ms(notice, nanos, now_ms))
+        if is_unknown:
+            return UNKNOWN
         if soft is None:
             return WITHIN
         return Judgement(soft=_notice(_SOFT, *soft[1:], caller, now_ms), degrade=degrade)
@@ -247,10 +283,10 @@ class BudgetLedger:
         """Whether a queued request may still be dispatched: what was spent since may be more than was estimated."""
         held = self.reservations.queued(source)
         known = None if held is None else self._tenants.get(held.tenant)
-        if held is None or known is None or not known.is_known:
+        if held is None or known is None:
             return WITHIN
         for budget, amounts in known.account.concerning(caller):
-            if budget.hard_nanos is None:
+            if budget.hard_nanos is None or not known.knows(budget):
                 continue
             spent = amounts.spent(budget.period, now_ms)
             if spent >= budget.hard_nanos or spent + amounts.in_flight + held.nanos > budget.hard_nanos:
@@ -306,10 +342,8 @@ class BudgetLedger:
     def parts(self, now_ms: int) -> Iterator[tuple[str, Budget, int]]:
         """What is spent of each budget: its tenant, and the largest amount of any one caller."""
         for name, tenant in self._tenants.items():
-            if not tenant.is_known:
-                continue
             account = tenant.account
-            for budget in account.budgets:
+            for budget in filter(tenant.knows, account.budgets):
                 if account_of(budget, "") is None:
                     yield name, budget, account.whole.spent(budget.period, now_ms)
                 else:
@@ -329,9 +363,9 @@ def _apply(tenant: _Tenant, one: ReadUsage, now_ms: int) -> None:
             tenant.account.spend(spending.caller, spending.day, spending.nanos, now_ms)
 
 
-def _needs(budgets: tuple[Budget, ...]) -> tuple[str, bool]:
-    """What must be known of a tenant's spending: in which currency, and whether by caller."""
-    return budgets[0].currency, counts_callers(budgets)
+def _callers_of(budgets: Iterable[Budget]) -> frozenset[str]:
+    """The ``of`` of all budgets of callers: whose spending must be known besides the tenant's."""
+    return frozenset(budget.of for budget in budgets if budget.of != BudgetScope.TENANT)
 
 
 def _retry_after_ms(notice: BudgetNotice, nanos: int, now_ms: int) -> int | None:

@@ -89,9 +89,10 @@ class SpendingLoader:
         if not unknown:
             return _IDLE_S
         try:
-            for tenant, currency, by_caller in unknown:
-                base = base_of(await self._rows(tenant, currency, by_caller))
-                if self.ledger.load(tenant, base, self.clock()):
+            for wanted in unknown:
+                tenant, base = wanted[0], base_of(await self._rows(*wanted))
+                # The budgets may have changed meanwhile, and with them what is to be read.
+                if self.ledger.wanted(tenant) == wanted and self.ledger.load(tenant, base, self.clock()):
                     log.info("spending_known", tenant=tenant)
         except (StoreError, TimeoutError) as error:
             self._failures += 1

@@ -8,7 +8,7 @@ import pytest
 from fairlane.records import Budget, Cost, SourceCoordinate, UsageEvent
 from stream_processors.dispatcher.budgets import accounts
 from stream_processors.dispatcher.budgets.accounts import Spending
-from stream_processors.dispatcher.budgets.ledger import GRACE_MS, BudgetLedger, ReadUsage, SpendingBase
+from stream_processors.dispatcher.budgets.ledger import GRACE_MS, WITHIN, BudgetLedger, ReadUsage, SpendingBase
 from stream_processors.dispatcher.budgets.reservations import MISSED_AFTER_MS
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
 
@@ -188,6 +188,44 @@ def test_a_budget_that_is_set_later_has_some_time_to_become_known() -> None:
     book.set_budgets({"acme": (HARD,)}, NOW)
     assert not book.judge("acme", None, 1, NOW).is_unknown
     assert book.judge("acme", None, 1, NOW + GRACE_MS).is_unknown
+
+
+def test_budgets_that_are_known_hold_while_the_spending_of_callers_is_read() -> None:
+    book = ledger(rows=[Spending(None, TODAY, 60)])
+    book.reserve(SOURCE, "acme", "user:a", 30, NOW)
+    book.set_budgets({"acme": (HARD, EACH)}, NOW)
+    assert book.unknown() == [("acme", "XTS", True)]
+    assert book.judge("acme", "user:a", 11, NOW).refused is not None
+    assert book.judge("acme", "user:a", 10, NOW) == WITHIN, "nothing limited the user before"
+    assert book.judge("acme", "user:a", 10, NOW + GRACE_MS).is_unknown
+    book.read([usage(20, 0, caller="user:a")], NOW)
+    assert spent(book) == [80]
+    assert book.judge_dispatch(SOURCE, "user:a", NOW).refused is not None, "80 and 30"
+    book.reservations.release(SOURCE)
+    rows = [Spending(None, TODAY, 60), Spending("user:a", TODAY, 3)]
+    assert book.load("acme", SpendingBase({0: 0}, rows), NOW)
+    assert spent(book) == [80, 23]
+    assert book.judge("acme", "user:a", 1, NOW).refused is not None
+
+
+def test_callers_of_another_kind_have_spent_before_their_budget_was_set() -> None:
+    keys = Budget("each_key", "day", "XTS", hard_nanos=10)
+    book = ledger(keys, rows=[Spending(None, TODAY, 21), Spending("key:1", TODAY, 9), Spending("user:a", TODAY, 12)])
+    book.set_budgets({"acme": (keys, EACH)}, NOW)
+    assert book.unknown() == [("acme", "XTS", True)]
+    assert book.judge("acme", "key:1", 2, NOW).refused is not None
+    assert book.load("acme", SpendingBase({0: 0}, [Spending("key:1", TODAY, 9), Spending("user:a", TODAY, 12)]), NOW)
+    assert book.judge("acme", "key:1", 2, NOW).refused is not None
+    assert book.judge("acme", "user:a", 1, NOW).refused is not None
+
+
+@pytest.mark.parametrize("again", [(HARD,), (HARD, EACH), (replace(HARD, currency="EUR"),)], ids=str)
+def test_a_budget_that_was_there_before_gets_no_time(again: tuple[Budget, ...]) -> None:
+    book = ledger(rows=[Spending(None, TODAY, 100)])
+    if again == (HARD,):
+        book.set_budgets({}, NOW)
+    book.set_budgets({"acme": again}, NOW)
+    assert book.judge("acme", None, 1, NOW).is_refusal
 
 
 def test_without_budgets_nothing_is_kept() -> None:

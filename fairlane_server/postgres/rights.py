@@ -114,7 +114,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "source_offsets": "SELECT (topic, partition, next_offset)",
             # What its jobs have reserved.
             "backfill_jobs": "SELECT (tenant, status, total_rows, ok_rows, failed_rows, expired_rows, cancelled_rows, "
-            "reserved_nanos, reserved_currency, reserved_for)",
+            "answered_rows, reserved_nanos, reserved_currency, reserved_for)",
         },
         functions=("match_passages(bigint, text, integer)",),
     ),
@@ -175,7 +175,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "backfill_jobs": "SELECT, INSERT, "
             f"UPDATE ({_STEERED}, total_rows, estimated_row_cost, ok_rows, failed_rows, expired_rows, cancelled_rows, "
             "prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group, next_offset, "
-            "started_at_ms, runner, token, lease_until, reserved_nanos, reserved_currency, reserved_for)",
+            "started_at_ms, runner, token, lease_until, answered_rows, "
+            "reserved_nanos, reserved_currency, reserved_for)",
             "backfill_chunks": "SELECT, INSERT, UPDATE (part, done_number)",
             "files": "SELECT, UPDATE (expires_at_ms), DELETE",
             "batches": "SELECT",

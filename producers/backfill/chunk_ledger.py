@@ -79,6 +79,11 @@ class ChunkLedger:
         return sum(chunk.plan.rows for chunk in self._open.values())
 
     @property
+    def answered_rows(self) -> int:
+        """Rows of open chunks that have a result."""
+        return sum(len(chunk.answers) for chunk in self._open.values())
+
+    @property
     def held_bytes(self) -> int:
         """Approximate size of the unwritten results."""
         return sum(chunk.held_bytes for chunk in self._open.values())

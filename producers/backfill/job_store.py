@@ -113,7 +113,8 @@ UPDATE backfill_jobs SET total_rows = %s, estimated_row_cost = %s, started_at_ms
 WHERE job_id = %s
 """
 _KEEP = """
-UPDATE backfill_jobs SET lease_until = clock_timestamp() + make_interval(secs => %s)
+UPDATE backfill_jobs SET lease_until = clock_timestamp() + make_interval(secs => %s),
+    answered_rows = greatest(answered_rows, %s)
 WHERE job_id = %s AND token = %s RETURNING wanted, max_cost_tokens
 """
 _RELEASE = "UPDATE backfill_jobs SET lease_until = NULL WHERE job_id = %s AND token = %s"
@@ -182,10 +183,11 @@ class PostgresJobLog(Database):
         with self._fenced() as connection:
             connection.execute(_COUNTED, (total_rows, row_cost, self._clock(), self._job_id))
 
-    def keep(self, lease_s: float) -> tuple[str, int | None]:
-        """Renew the lease. Returns the owner's command and the cost limit of the job."""
+    def keep(self, lease_s: float, answered_rows: int) -> tuple[str, int | None]:
+        """Renew the lease, and record how many rows have a result: a runner that has just begun may know of fewer than
+        the one before. Returns the owner's command and the cost limit of the job."""
         with self._transaction() as connection:
-            found = connection.execute(_KEEP, (lease_s, self._job_id, self._token)).fetchone()
+            found = connection.execute(_KEEP, (lease_s, answered_rows, self._job_id, self._token)).fetchone()
         if found is None:
             raise LeaseLostError
         wanted, max_cost_tokens = found

@@ -39,6 +39,7 @@ class LeaseKeeper:
         wanted: command of the job's owner.
         lost: another runner has the job.
         max_cost_tokens: cost limit, which the owner may raise.
+        answered_rows: rows with a result; the runner sets it, and it is recorded with the lease.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class LeaseKeeper:
         self.wanted = Wanted.RUN
         self.lost = False
         self.max_cost_tokens = max_cost_tokens
+        self.answered_rows = 0
         self._stop = stop
         self._give_way = give_way or threading.Event()
         self._log = job_log
@@ -108,7 +110,7 @@ class LeaseKeeper:
             self.lost = True
 
     def _renew(self) -> None:
-        wanted, self.max_cost_tokens = self._log.keep(self._lease_s)
+        wanted, self.max_cost_tokens = self._log.keep(self._lease_s, self.answered_rows)
         self.wanted = Wanted(wanted)
 
 

@@ -185,6 +185,7 @@ class Runner:
             self._ledger.take(reply, now_ms)
         if self._ledger.spent_until_ms > now_ms and not was_spent:
             log.info("job_waits_for_budget", job_id=self.job.job_id, tenant=self.job.tenant)
+        self.control.answered_rows = self.job.tally.rows + self._ledger.answered_rows
         self._has_progressed |= self.replies.position >= self._backlog_end
         self._resend_lost(now_ms)
         if self._may_send:

@@ -7,6 +7,7 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
+from fairlane_server.postgres.job_reservations import HOLDING, LEFT
 from producers.backfill.errors import JobFailedError
 from producers.backfill.job import (
     MAX_COST_REACHED,
@@ -215,6 +216,30 @@ def test_when_a_job_was_cancelled_and_when_its_parts_were_joined(taken: Taken, d
         log.move(Status.CANCELLED)
     found = taken.found()
     assert (found.cancelling_at_ms, found.finalizing_at_ms, found.ended_at_ms) == (10, 30, 30)
+
+
+def test_a_job_has_nothing_reserved_for_rows_with_a_result(taken: Taken, tables: PostgresServer) -> None:
+    """Also for those of a chunk that is not finished, of which no sum knows yet."""
+
+    def left() -> int:
+        with connect(tables.dispatcher_dsn, "tests") as connection:
+            act_for(connection, "acme")
+            query = f"SELECT {LEFT} FROM backfill_jobs WHERE reserved_nanos = 1000 AND {HOLDING}"  # noqa: S608 - ours
+            ((nanos,),) = connection.execute(query.encode()).fetchall()
+            return int(nanos)
+
+    with connect(tables.owner_dsn, "tests") as owner:
+        act_for(owner, ALL_TENANTS)
+        owner.execute("UPDATE backfill_jobs SET reserved_nanos = 1000 WHERE job_id = %s", (taken.job_id,))
+    assert left() == 1_000
+    taken.log.keep(LEASE_S, 7)
+    assert left() == 300
+    taken.log.keep(LEASE_S, 2)
+    assert left() == 300, "a runner that has begun again knows of fewer"
+    chunk = ChunkPlan(0, 0, 9, InputPosition(), InputPosition(0, 9), 0)
+    taken.log.plan(chunk)
+    taken.log.finish(chunk, "part", RowTally(ok=4, failed=3, expired=1, cancelled=1))
+    assert left() == 100
 
 
 def test_a_job_that_goes_on_after_it_failed_is_not_as_far_as_it_was(taken: Taken) -> None:

@@ -130,6 +130,7 @@ class Member:
     gives_way: bool = False
     lost: bool = False
     max_cost_tokens: int | None = None
+    answered_rows: int = 0
     position: int = 0
     on_wait: Callable[[], None] = lambda: None
     waits: int = 0

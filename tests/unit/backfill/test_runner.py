@@ -154,6 +154,22 @@ def test_a_stale_runner_writes_nothing_more() -> None:
     assert_complete(world)
 
 
+def test_a_row_counts_as_answered_before_its_chunk_is_finished() -> None:
+    counted: set[int] = set()
+    world = world_of([*good_rows(19), b"no json"], chunk_rows=20)
+    member = world.take()
+
+    def answer(request: InferenceRequest) -> InferenceReply:
+        counted.add(member.answered_rows)
+        assert world.job.tally.rows == 0
+        return ok(request)
+
+    world.answer = answer
+    assert member.runner().run() is Status.COMPLETED
+    assert len(counted) > 2
+    assert max(counted) < member.answered_rows == 20
+
+
 def test_a_row_refused_for_now_is_sent_again_under_its_id() -> None:
     refused: Counter[str] = Counter()
 

@@ -13,6 +13,7 @@ from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.errors import NoSuchInputError, UnavailableError
 from producers.backfill.job import Fingerprint, Job, JobSpec, Status, Wanted
 from producers.backfill.lease import LeaseKeeper
+from tests.kit.waiting import eventually
 
 AWAY = UnavailableError("Postgres: canceling statement due to statement timeout")
 
@@ -67,9 +68,11 @@ class LogOfOne:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
+        self.answered_rows = 0
         self.moves: list[tuple[Status, str | None]] = []
 
-    def keep(self, lease_s: float) -> tuple[str, int | None]:
+    def keep(self, lease_s: float, answered_rows: int) -> tuple[str, int | None]:
+        self.answered_rows = answered_rows
         return self.wanted.value, None
 
     def move(self, status: Status, reason: str | None = None) -> None:
@@ -122,6 +125,13 @@ def test_a_batch_that_was_never_begun_is_cancelled_without_its_input(monkeypatch
 def test_a_batch_is_paused_before_its_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     log = begin(monkeypatch, AssertionError("it was read"), wanted=Wanted.PAUSE)
     assert log.moves == [(Status.PAUSED, None)]
+
+
+def test_the_rows_with_a_result_are_recorded_with_the_lease() -> None:
+    log = LogOfOne(Wanted.RUN)
+    with LeaseKeeper(log, StopSignal(), None, lease_s=0.004) as control:  # type: ignore[arg-type]  # what it needs of one
+        control.answered_rows = 7
+        eventually(lambda: log.answered_rows == 7, what="the next renewal")
 
 
 def test_a_job_is_told_to_give_way_to_another() -> None:

@@ -101,7 +101,7 @@ def test_a_batch_asks_about_each_conversation_and_request_once() -> None:
 
 
 def test_the_lock_is_that_of_the_functions_in_the_database() -> None:
-    from deploy.migrations.versions import r0022_bounds_of_erasures as revision
+    from deploy.migrations.versions import r0024_bounds_of_erasures as revision
 
     assert revision.ERASURE_LOCK == ERASURE_LOCK
     assert str(ERASURE_LOCK) in revision.REQUEST

@@ -111,6 +111,11 @@ class QueuedRequest:
         return self.request.request_id
 
     @property
+    def settles(self) -> SourceCoordinate:
+        """Coordinate of the record it settles, under which its work and its reservations are known."""
+        return SourceCoordinate(*self.claim.partition, self.claim.offset)
+
+    @property
     def seen(self) -> tuple[str, str, SourceCoordinate]:
         """Its entry in the duplicate index: tenant, request id, source."""
         return self.tenant, self.request.request_id, self.source

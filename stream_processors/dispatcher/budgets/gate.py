@@ -52,8 +52,7 @@ class BudgetGate:
     def reserve(self, queued: QueuedRequest, now_ms: int) -> None:
         """Reserve the estimate of an admitted request."""
         if self.ledger.has_budgets(queued.tenant):
-            nanos = self._estimate(queued, now_ms)
-            self.ledger.reserve(queued.source, queued.tenant, queued.request.requested_by, nanos, now_ms)
+            self._reserve(queued, self._estimate(queued, now_ms), now_ms)
 
     def admit_cached(self, queued: QueuedRequest, nanos: int, now_ms: int) -> bool:
         """Whether a request may be answered from the cache at this price, which is then reserved."""
@@ -63,8 +62,8 @@ class BudgetGate:
         verdict = self.ledger.judge(queued.tenant, caller, nanos, now_ms)
         if verdict.is_refusal:
             return False
-        self.ledger.reserve(queued.source, queued.tenant, caller, nanos, now_ms)
-        self.ledger.reservations.sent(queued.source, now_ms)
+        self._reserve(queued, nanos, now_ms)
+        self.ledger.reservations.sent(queued.settles, now_ms)
         return True
 
     def dispatch(self, queued: QueuedRequest, now_ms: int) -> tuple[Judgement, int | None]:
@@ -73,15 +72,15 @@ class BudgetGate:
         if not self.ledger.has_budgets(queued.tenant):
             return WITHIN, None
         self.reserve(queued, now_ms)
-        verdict = self.ledger.judge_dispatch(queued.source, queued.request.requested_by, now_ms)
+        verdict = self.ledger.judge_dispatch(queued.settles, queued.request.requested_by, now_ms)
         if verdict.is_refusal:
             return verdict, None
-        return verdict, self.ledger.reservations.sent(queued.source, now_ms)
+        return verdict, self.ledger.reservations.sent(queued.settles, now_ms)
 
     def release(self, ended: Iterable[QueuedRequest]) -> None:
         """Release the reservations of requests that ended without running, or that another dispatcher has now."""
         for queued in ended:
-            self.ledger.reservations.release(queued.source)
+            self.ledger.reservations.release(queued.settles)
 
     def release_all(self) -> None:
         """Release all reservations but those of work that was read back: no transaction of this process commits now."""
@@ -97,7 +96,9 @@ class BudgetGate:
                 self.ledger.read(event.records, now_ms)
             case WorkSeen(work, seen):
                 if seen.reserved_nanos is not None:
-                    self.ledger.seen(work, seen.source, seen.tenant, seen.requested_by, seen.reserved_nanos, now_ms)
+                    caller, is_batch = seen.requested_by, seen.is_batch
+                    nanos = seen.reserved_nanos
+                    self.ledger.seen(work, seen.source, seen.tenant, caller, nanos, now_ms, is_batch=is_batch)
             case PoolCommitted():
                 below = event.point.offset
                 reservations.committed(
@@ -125,6 +126,10 @@ class BudgetGate:
                 part = spent / nanos if nanos else 1.0
                 parts[labels] = max(part, parts.get(labels, 0.0))
         self._shown = metrics.show(metrics.BUDGET_SPENT_RATIO, parts, self._shown)
+
+    def _reserve(self, queued: QueuedRequest, nanos: int, now_ms: int) -> None:
+        caller = queued.request.requested_by
+        self.ledger.reserve(queued.settles, queued.tenant, caller, nanos, now_ms, is_batch=queued.is_backfill)
 
     def _estimate(self, queued: QueuedRequest, now_ms: int) -> int:
         return estimated_nanos(

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from math import inf
 
 from fairlane.frozen import frozen_dataclass
-from fairlane.names import is_backfill
 from fairlane.outcomes import BudgetScope
 from fairlane.records import Budget, BudgetLoad, BudgetNotice, SourceCoordinate, UsageEvent
 from fairlane_server.budgets.budgets import account_of, concerns, counts_callers, day_of, renews_at_ms
@@ -294,22 +293,39 @@ class BudgetLedger:
                 return Judgement(notice, _retry_after_ms(notice, held.nanos, now_ms))
         return WITHIN
 
-    def reserve(self, source: SourceCoordinate, tenant: str, caller: str | None, nanos: int, now_ms: int) -> None:
+    def reserve(
+        self,
+        source: SourceCoordinate,
+        tenant: str,
+        caller: str | None,
+        nanos: int,
+        now_ms: int,
+        *,
+        is_batch: bool = False,
+    ) -> None:
         """Reserve the estimate of an admitted request, in place of an earlier one."""
         known = self._tenants.get(tenant)
         if known is not None:
-            counted, is_batch = known.account.counted(caller, now_ms), is_backfill(source.topic)
+            counted = known.account.counted(caller, now_ms)
             self.reservations.reserve(source, Reservation(tenant, nanos, counted, is_batch))
 
     def seen(
-        self, work: WorkId, source: SourceCoordinate, tenant: str, caller: str | None, nanos: int, now_ms: int
+        self,
+        work: WorkId,
+        source: SourceCoordinate,
+        tenant: str,
+        caller: str | None,
+        nanos: int,
+        now_ms: int,
+        *,
+        is_batch: bool = False,
     ) -> None:
         """Reserve the estimate of work that was read back, of whichever dispatcher."""
         known = self._tenants.get(tenant)
         if known is None:
             self.reservations.release(source)
         else:
-            counted, is_batch = known.account.counted(caller, now_ms), is_backfill(source.topic)
+            counted = known.account.counted(caller, now_ms)
             made = Reservation(tenant, nanos, counted, is_batch, is_in_flight=True)
             self.reservations.seen(work, source, made)
 

@@ -11,7 +11,7 @@ from fairlane.codec import Codec, DecodeError, SchemaNotLoadedError
 from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from fairlane.money import LARGEST_NANOS
-from fairlane.names import is_name, pool_of_priority
+from fairlane.names import is_backfill, is_name, pool_of_priority
 from fairlane.offsets import CommitPoint
 from fairlane.records import CapacityReport, DispatchReport, SourceCoordinate, UsageEvent
 from fairlane.schema_registry import RegistryError
@@ -132,12 +132,14 @@ def dispatched_from(record_headers: Headers | None) -> Dispatched:
         reserved_nanos = None if reserved is None else int(reserved)
         caller = found.get(headers.REQUESTED_BY)
         requested_by = None if caller is None else caller.decode()
+        # Of a row that was handed back, the source is in a requeue topic.
+        is_batch = headers.BATCH_ROW in found or is_backfill(source.topic)
     except KeyError as error:
         raise ValueError(f"the header {error.args[0]} is missing") from None
     _check("cost of tokens", cost_tokens)
     if reserved_nanos is not None and not 0 <= reserved_nanos <= LARGEST_NANOS:
         raise ValueError(f"reserved nanos {reserved_nanos}")
-    return Dispatched(source, tenant, dispatcher_id, cost_tokens, reserved_nanos, requested_by)
+    return Dispatched(source, tenant, dispatcher_id, cost_tokens, reserved_nanos, requested_by, is_batch)
 
 
 def check_numbers(record: CapacityReport | DispatchReport | UsageEvent) -> None:

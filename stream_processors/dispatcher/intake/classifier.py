@@ -220,6 +220,7 @@ class RecordClassifier:
             history=item.history,
             history_use=item.history_use,
             handed_back=item.handed_back,
+            budget=item.budget,
             trace_headers=trace_headers(arrival.headers),
             max_prompt_tokens=self.registry.tenants[item.tenant].max_prompt_tokens,
             # A consumer of an older version drops the policy of what it hands back.

@@ -477,7 +477,8 @@ class DecisionWriter:
 def _budget_headers(queued: QueuedRequest, reserved_nanos: int) -> tuple[tuple[str, bytes], ...]:
     caller = queued.request.requested_by
     named = () if caller is None else ((headers.REQUESTED_BY, caller.encode()),)
-    return (headers.RESERVED_NANOS, b"%d" % reserved_nanos), *named
+    batch = ((headers.BATCH_ROW, b"1"),) if queued.is_backfill else ()
+    return (headers.RESERVED_NANOS, b"%d" % reserved_nanos), *named, *batch
 
 
 def _retrieval_inputs(queued: QueuedRequest) -> dict[str, object]:

@@ -204,7 +204,7 @@ class Reserved:
 @frozen_dataclass(frozen=True, slots=True)
 class Dispatched:
     """Headers of a work item: the source of its request, tenant, dispatcher and cost. ``reserved_nanos`` is its
-    estimated cost in money, None for a tenant without budgets."""
+    estimated cost in money, None for a tenant without budgets; ``is_batch``: of a row of a batch job."""
 
     source: SourceCoordinate
     tenant: str
@@ -212,6 +212,7 @@ class Dispatched:
     cost_tokens: int
     reserved_nanos: int | None = None
     requested_by: str | None = None
+    is_batch: bool = False
 
 
 @frozen_dataclass(frozen=True, slots=True)

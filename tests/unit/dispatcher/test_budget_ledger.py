@@ -335,11 +335,11 @@ def test_a_row_that_is_here_counts_in_the_reservation_of_its_job() -> None:
     book = ledger()
     book.promise("acme", {None: 90}, NOW)
     row = SourceCoordinate("backfill.acme", 0, 0)
-    book.reserve(row, "acme", None, 40, NOW)
+    book.reserve(row, "acme", None, 40, NOW, is_batch=True)
     assert book.judge("acme", None, 10, NOW).refused is None, "not twice"
     assert book.judge("acme", None, 11, NOW).refused is not None
     book.reservations.sent(row, NOW)
-    book.seen(WORK, row, "acme", None, 40, NOW)
+    book.seen(WORK, row, "acme", None, 40, NOW, is_batch=True)
     assert book.judge("acme", None, 10, NOW).refused is None
     book.promise("acme", {}, NOW)
     assert book.judge("acme", None, 60, NOW).refused is None

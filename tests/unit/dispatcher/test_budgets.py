@@ -12,6 +12,7 @@ from fairlane import headers, names
 from fairlane.outcomes import Code, Degradation, Outcome
 from fairlane.records import (
     Budget,
+    BudgetNotice,
     Cost,
     InferenceReply,
     ModelPrices,
@@ -24,6 +25,7 @@ from fairlane.records import (
 from fairlane_server.costs.price_book import PriceBook
 from stream_processors.dispatcher.budgets.accounts import Spending
 from stream_processors.dispatcher.budgets.ledger import GRACE_MS, ReadUsage, SpendingBase
+from stream_processors.dispatcher.budgets.reservations import MISSED_AFTER_MS
 from stream_processors.dispatcher.feedback.work_records import (
     FeedEvent,
     UsageRead,
@@ -242,6 +244,36 @@ def test_work_that_was_handed_back_is_reserved_again_and_not_judged() -> None:
     record = ReceivedRecord(PARTITION, 0, NOW_MS, b"", b"")
     bench.admission.requeue([Candidate(queued, record)])
     assert reserved(bench)[0] > 0
+
+
+@pytest.mark.parametrize("source_topic", ["requests.acme", "backfill.acme"])
+def test_work_that_was_handed_back_is_reserved_once_until_it_is_settled(source_topic: str) -> None:
+    bench = bench_with(HARD)
+    returned = names.returned_topic("pool")
+    bench.assign(returned)
+    notice = BudgetNotice("soft", "tenant", "day", "XTS", 5, 6, 0, DAY_MS)
+    bench.run(bytes_of(handed_back(source=SourceCoordinate(source_topic, 0, 41), budget=notice)), topic=returned)
+    budgets = bench.dispatcher.output.budgets
+    budgets.ledger.promise("acme", {None: 50}, NOW_MS)
+    assert work(bench)[0].budget == notice
+    (output,) = [one for one in bench.transactions.outputs if names.is_priority(one.topic)]
+    place = WorkId(output.topic, 0, 0)
+    found = dispatched_from(dict(output.headers))
+    assert found.reserved_nanos == ESTIMATE
+    of_job = source_topic == "backfill.acme"
+    for _ in range(2):
+        assert reserved(bench) == (0, ESTIMATE)
+        free = 50 if of_job else 50 - ESTIMATE
+        assert budgets.ledger.judge("acme", None, free, NOW_MS).refused is None, "of its job, if it has one"
+        assert budgets.ledger.judge("acme", None, free + 1, NOW_MS).refused is not None
+        bench.dispatcher.updates.learn([WorkSeen(place, found)])
+    assert budgets.ledger.expire(NOW_MS + MISSED_AFTER_MS) == 0, "nothing is missed"
+    usage = UsageEvent(
+        *("id", "acme", "pool", "words", "1", "normal", "ok", None, 7, 3, 0, 13, 5, NOW_MS),
+        work=SourceCoordinate(*place),
+    )
+    bench.dispatcher.updates.learn([UsageRead((ReadUsage(0, 0, usage),))])
+    assert reserved(bench) == (0, 0)
 
 
 def test_an_answer_from_the_cache_that_has_a_price_needs_a_budget_too() -> None:

@@ -89,7 +89,7 @@ _KEY = (
     "key_id, tenant, name, role, scopes, grants, subject, rotated_from, "
     "created_at, expires_at, revoked_at, last_used_at"
 )
-_STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms"
+_STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms, reserved_nanos"
 # For the roles that fill collections.
 _FILLED = {
     "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
@@ -175,8 +175,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "backfill_jobs": "SELECT, INSERT, "
             f"UPDATE ({_STEERED}, total_rows, estimated_row_cost, ok_rows, failed_rows, expired_rows, cancelled_rows, "
             "prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group, next_offset, "
-            "started_at_ms, runner, token, lease_until, answered_rows, "
-            "reserved_nanos, reserved_currency, reserved_for)",
+            "started_at_ms, runner, token, lease_until, answered_rows, reserved_currency, reserved_for)",
             "backfill_chunks": "SELECT, INSERT, UPDATE (part, done_number)",
             "files": "SELECT, UPDATE (expires_at_ms), DELETE",
             "batches": "SELECT",

@@ -93,7 +93,7 @@ class JobRunner:
                     job_log.move(Status.CANCELLED)
                     return Status.CANCELLED
                 runner = self._runner(*counted, job_log, control, open_parts, on_progress)
-                if not runner.job.planned and control.wanted is not Wanted.CANCEL:
+                if runner.job.reserved_nanos is None and control.wanted is not Wanted.CANCEL:
                     reserve_job(self._settings, self._codec, runner.job, runner.source, now_ms())
                 return runner.run()
 

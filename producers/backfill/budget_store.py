@@ -12,7 +12,7 @@ from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.costs.price_book import PriceBook, usable_prices
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.postgres.job_reservations import HOLDING, LEFT
-from producers.backfill.budgets import Spent, job_nanos, too_expensive
+from producers.backfill.budgets import Spent, job_nanos, left_nanos, too_expensive
 from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
 from producers.backfill.inputs import RowSource
 from producers.backfill.job import InputPosition, Job
@@ -39,13 +39,20 @@ _RESERVE = b"""
 UPDATE backfill_jobs SET reserved_nanos = %(nanos)s, reserved_currency = %(currency)s, reserved_for = %(caller)s
 WHERE job_id = %(job_id)s AND token = %(token)s
 """
+_NOTHING = "UPDATE backfill_jobs SET reserved_nanos = 0 WHERE job_id = %s AND token = %s"
 
 
 class JobBudgets(Database):
     """The budgets of one tenant."""
 
+    def reserve_nothing(self, job: Job) -> None:
+        """Record that the job needs no budget. Raises LeaseLostError, UnavailableError."""
+        if self._execute(_NOTHING, (job.job_id, job.token)) == 0:
+            raise LeaseLostError
+
     def reserve(self, job: Job, spec: TenantSpec, nanos: int, now_ms: int) -> None:
-        """Reserve the whole job. Raises JobFailedError if it does not fit, LeaseLostError, UnavailableError."""
+        """Reserve a job that costs ``nanos`` as a whole. Raises JobFailedError if its rows without a result do not fit,
+        LeaseLostError, UnavailableError."""
         currency, caller = spec.budgets[0].currency, job.spec.requested_by
         values = {
             "tenant": job.tenant,
@@ -64,25 +71,26 @@ class JobBudgets(Database):
                 spent.append(Spent(None, None, int(amount)))
                 if name is not None:
                     spent.append(Spent(name, None, int(amount)))
-            if (reason := too_expensive(spec, caller, nanos, spent, now_ms)) is not None:
+            if (reason := too_expensive(spec, caller, left_nanos(job, nanos), spent, now_ms)) is not None:
                 raise JobFailedError(reason)
             if connection.execute(_RESERVE, values).rowcount == 0:
                 raise LeaseLostError
 
 
 def reserve_job(settings: Settings, codec: Codec, job: Job, source: RowSource, now_ms: int) -> None:
-    """Reserve a job that is about to begin, if its tenant has budgets. Raises JobFailedError if it does not fit a hard
-    one, LeaseLostError, and UnavailableError."""
-    try:
-        spec = tenant_topic(settings, codec).read().get(job.tenant)
-        if spec is None or not spec.budgets:
-            return
-        published = ControlTopic(settings, codec, CONTROL_PRICES, ModelPrices, "model").read()
-    except ClusterError as error:
-        raise UnavailableError(f"Kafka: {error}") from None
-    prices, _ = usable_prices({model: one for model, one in published.items() if one is not None})
-    contents, _ = source.read(InputPosition(), _SAMPLE_ROWS, _SAMPLE_BYTES)
-    rows = [parse_row(content, job.tenant, job.spec.defaults, job.spec.openai_url) for content in contents]
-    nanos = job_nanos(rows, job.total_rows, PriceBook(prices), spec.budgets[0].currency, now_ms)
+    """Reserve a job that begins, or goes on after a pause, if its tenant has budgets. Raises JobFailedError if it does
+    not fit a hard one, LeaseLostError, and UnavailableError."""
     with closing(JobBudgets(settings.postgres_dsn.get_secret_value(), job.tenant)) as budgets:
+        try:
+            spec = tenant_topic(settings, codec).read().get(job.tenant)
+            if spec is None or not spec.budgets:
+                budgets.reserve_nothing(job)
+                return
+            published = ControlTopic(settings, codec, CONTROL_PRICES, ModelPrices, "model").read()
+        except ClusterError as error:
+            raise UnavailableError(f"Kafka: {error}") from None
+        prices, _ = usable_prices({model: one for model, one in published.items() if one is not None})
+        contents, _ = source.read(InputPosition(), _SAMPLE_ROWS, _SAMPLE_BYTES)
+        rows = [parse_row(content, job.tenant, job.spec.defaults, job.spec.openai_url) for content in contents]
+        nanos = job_nanos(rows, job.total_rows, PriceBook(prices), spec.budgets[0].currency, now_ms)
         budgets.reserve(job, spec, nanos, now_ms)

@@ -8,7 +8,7 @@ from fairlane.outcomes import BudgetPeriod, Task
 from fairlane.records import Budget, TenantSpec
 from fairlane_server.budgets.budgets import account_of, budget_name, concerns, day_of, month_of, renews_at_ms, utc_text
 from fairlane_server.costs.price_book import PriceBook, Used, nanos_of
-from producers.backfill.job import BadRow, ParsedRow
+from producers.backfill.job import BadRow, Job, ParsedRow
 from producers.backfill.submission import EXPECTED_OUTPUT_TOKENS, prompt_tokens
 
 
@@ -28,6 +28,12 @@ def job_nanos(rows: Sequence[ParsedRow], total_rows: int, prices: PriceBook, cur
     if not rows:
         return 0
     return sum(_row_nanos(row, prices, currency, now_ms) for row in rows) * total_rows // len(rows)
+
+
+def left_nanos(job: Job, nanos: int) -> int:
+    """The part of a job's cost that is for its rows without a result."""
+    left = job.total_rows - max(job.tally.rows, job.answered)
+    return nanos * left // job.total_rows if job.total_rows else 0
 
 
 def _row_nanos(row: ParsedRow, prices: PriceBook, currency: str, now_ms: int) -> int:

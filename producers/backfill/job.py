@@ -159,6 +159,9 @@ class Job:
         total_rows: rows of the input; 0 until they are ``counted``.
         reason: of its status.
         tally: of the finished chunks.
+        answered: rows with a result, in unfinished chunks too, when the last runner renewed its lease.
+        reserved_nanos: what it has reserved of its tenant's budgets as a whole; None: nothing yet, or not since it was
+            paused.
         planned: number of rows in planned chunks.
         next_chunk: number of the next chunk to plan, which begins at ``next_position``.
         started_at_ms: when it was first run with its rows counted.
@@ -177,6 +180,8 @@ class Job:
     wanted: Wanted = Wanted.RUN
     reason: str | None = None
     tally: RowTally = field(default_factory=RowTally)
+    answered: int = 0
+    reserved_nanos: int | None = None
     planned: int = 0
     next_chunk: int = 0
     next_position: InputPosition = field(default_factory=InputPosition)

@@ -216,7 +216,7 @@ COLUMNS = """
 job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, status, wanted, reason, ok_rows, failed_rows,
 expired_rows, cancelled_rows, prompt_tokens, completion_tokens, cost_tokens, planned_rows, next_chunk, next_group,
 next_offset, created_at_ms, started_at_ms, deadline_at_ms, cancelling_at_ms, finalizing_at_ms, ended_at_ms, runner,
-token, max_cost_tokens
+token, max_cost_tokens, answered_rows, reserved_nanos
 """
 INSERT = """
 INSERT INTO backfill_jobs (job_id, tenant, spec, input_bytes, input_version, total_rows, partitions, max_cost_tokens,
@@ -229,7 +229,7 @@ SELECT {COLUMNS} FROM backfill_jobs
 WHERE (%(before_ms)s::bigint IS NULL OR (created_at_ms, job_id) < (%(before_ms)s, %(before_id)s))
 ORDER BY created_at_ms DESC, job_id DESC LIMIT %(limit)s
 """  # noqa: S608 - our own names
-# A job without any planned chunk needs no runner to be cancelled.
+# A job without any planned chunk needs no runner to be cancelled. One that was paused had nothing reserved meanwhile.
 _STEER = f"""
 UPDATE backfill_jobs SET
     wanted = %(wanted)s,
@@ -247,6 +247,8 @@ UPDATE backfill_jobs SET
         ELSE ended_at_ms END,
     cancelling_at_ms = CASE WHEN %(wanted)s = 'cancel' THEN coalesce(cancelling_at_ms, %(now_ms)s)
         ELSE cancelling_at_ms END,
+    reserved_nanos = CASE WHEN %(wanted)s = 'run' AND status IN ('paused', 'failed') THEN NULL
+        ELSE reserved_nanos END,
     finalizing_at_ms = CASE WHEN %(wanted)s = 'run' AND status IN ('paused', 'failed') THEN NULL
         ELSE finalizing_at_ms END
 FROM (
@@ -373,7 +375,7 @@ def inserted(job: Job, estimated_row_cost: float) -> tuple[Any, ...]:
 
 
 _SAME_NAMES = (
-    *("job_id", "tenant", "partitions", "reason", "next_chunk", "runner", "token"),
+    *("job_id", "tenant", "partitions", "reason", "next_chunk", "runner", "token", "reserved_nanos"),
     *("created_at_ms", "started_at_ms", "cancelling_at_ms", "finalizing_at_ms", "ended_at_ms"),
 )
 _TALLY_COLUMNS = (
@@ -394,6 +396,7 @@ def job_of(row: Mapping[str, Any]) -> Job:
         status=Status(row["status"]),
         wanted=Wanted(row["wanted"]),
         tally=RowTally(*(row[name] for name in _TALLY_COLUMNS)),
+        answered=row["answered_rows"],
         planned=row["planned_rows"],
         next_position=InputPosition(row["next_group"], row["next_offset"]),
         deadline_at_ms=row["deadline_at_ms"] or row["created_at_ms"] + spec.window_ms,

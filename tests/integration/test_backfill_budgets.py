@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fairlane.clock import now_ms
 from fairlane.outcomes import Code, Outcome
 from fairlane.records import Budget, InferenceReply, Parameters, Price, TenantSpec
 from fairlane_server.postgres.connection import connect
-from producers.backfill.job import Status
+from producers.backfill.job import Status, Wanted
 from tests.kit.backfill_bench import BackfillBench, backfill_bench, read_lines
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.stack import PostgresServer
@@ -79,6 +80,18 @@ def test_a_job_holds_what_it_has_reserved_against_other_jobs_and_requests(bench:
     second = bench.submit(*places(bench, "second", 10))
     assert bench.run(second) is Status.FAILED
     assert "0.0000049 reserved by other jobs" in (bench.found(second).reason or "")
+
+    paused = bench.submit(*places(bench, "paused", 10))
+    with connect(bench.database.owner_dsn, "tests") as owner:
+        owner.execute("SELECT set_config('fairlane.tenant', '*', true)")
+        owner.execute(
+            "UPDATE backfill_jobs SET status = 'paused', planned_rows = 5, reserved_nanos = 340, "
+            "reserved_currency = 'XTS' WHERE job_id = %s",
+            (paused.job_id,),
+        )
+    assert bench.store.steer(paused.job_id, Wanted.RUN, now_ms()) is not None
+    assert bench.run(paused) is Status.FAILED, "what it had reserved was free meanwhile"
+    assert "0.0000049 reserved by other jobs" in (bench.found(paused).reason or "")
 
     # A dispatcher that starts knows it before it reads the first request.
     assert answered(pipeline).code == Code.INSUFFICIENT_QUOTA

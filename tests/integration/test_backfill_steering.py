@@ -240,6 +240,12 @@ def test_a_job_has_nothing_reserved_for_rows_with_a_result(taken: Taken, tables:
     taken.log.plan(chunk)
     taken.log.finish(chunk, "part", RowTally(ok=4, failed=3, expired=1, cancelled=1))
     assert left() == 100
+    assert (taken.found().reserved_nanos, taken.found().answered) == (1_000, 7)
+    taken.wants(Wanted.PAUSE)
+    taken.log.move(Status.PAUSED)
+    assert taken.found().reserved_nanos == 1_000, "and its status says that it holds nothing"
+    taken.wants(Wanted.RUN)
+    assert (taken.found().status, taken.found().reserved_nanos) == (Status.QUEUED, None), "it is reserved anew"
 
 
 def test_a_job_that_goes_on_after_it_failed_is_not_as_far_as_it_was(taken: Taken) -> None:

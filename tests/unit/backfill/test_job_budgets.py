@@ -1,14 +1,15 @@
 """Whether a job fits the budgets of its tenant as a whole."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from fairlane.records import Budget, ModelPrices, Price, TenantSpec
 from fairlane_server.costs.price_book import NO_PRICES, PriceBook
-from producers.backfill.budgets import Spent, job_nanos, too_expensive
-from producers.backfill.job import ParsedRow
+from producers.backfill.budgets import Spent, job_nanos, left_nanos, too_expensive
+from producers.backfill.job import Fingerprint, Job, JobSpec, ParsedRow, RowTally
 from producers.backfill.rows import parse_row
 
 DAY_MS = 86_400_000
@@ -56,6 +57,14 @@ def test_the_budgets_of_its_caller_count_too() -> None:
     yesterday = Spent("user:alice", TODAY - 1, 90)
     assert fits(100, yesterday, caller="user:alice")
     assert not fits(100, yesterday, Spent("user:alice", None, 1), caller="user:alice")
+
+
+def test_a_job_that_goes_on_needs_room_for_its_rows_without_a_result() -> None:
+    job = Job("0" * 16, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 10, 12)
+    assert left_nanos(job, 1_000) == 1_000
+    assert left_nanos(replace(job, tally=RowTally(ok=3, failed=1)), 1_000) == 600
+    assert left_nanos(replace(job, tally=RowTally(ok=3), answered=9), 1_000) == 100
+    assert left_nanos(replace(job, total_rows=0), 0) == 0
 
 
 def test_the_reason_names_budget_amounts_and_renewal() -> None:

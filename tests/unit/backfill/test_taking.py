@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -125,6 +126,27 @@ def test_a_batch_that_was_never_begun_is_cancelled_without_its_input(monkeypatch
 def test_a_batch_is_paused_before_its_input_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     log = begin(monkeypatch, AssertionError("it was read"), wanted=Wanted.PAUSE)
     assert log.moves == [(Status.PAUSED, None)]
+
+
+@pytest.mark.parametrize(
+    ("reserved_nanos", "wanted", "times"),
+    [(None, Wanted.RUN, 1), (0, Wanted.RUN, 0), (900, Wanted.RUN, 0), (None, Wanted.CANCEL, 0)],
+)
+def test_a_job_that_has_nothing_reserved_is_reserved_however_far_it_is(
+    reserved_nanos: int | None, wanted: Wanted, times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(
+        *("0" * 16, "acme", JobSpec("in", "out"), Fingerprint(1, "1"), 10, 12), planned=5, reserved_nanos=reserved_nanos
+    )
+    store, reserved = ScriptedStore([None]), []
+    monkeypatch.setattr(store, "take", lambda *_: (job, 0.0))
+    monkeypatch.setattr(app, "JobStore", lambda _dsn: store)
+    monkeypatch.setattr(app, "PostgresJobLog", lambda *_: LogOfOne(wanted))
+    monkeypatch.setattr(app, "reserve_job", lambda *given: reserved.append(given[2]))
+    runner = SimpleNamespace(job=job, source=None, run=lambda: Status.COMPLETED)
+    monkeypatch.setattr(JobRunner, "_runner", lambda *_: runner)
+    assert JobRunner(Settings(), StopSignal()).run(job.job_id) is Status.COMPLETED
+    assert reserved == [job] * times
 
 
 def test_the_rows_with_a_result_are_recorded_with_the_lease() -> None:

@@ -116,7 +116,7 @@ def test_a_caller_is_refused_until_the_budget_renews(everything: Everything) -> 
             assert error["code"] == "insufficient_quota"
             assert "it renews at" in error["message"]
             assert "budget of key:" in error["message"]
-            assert 0 < int(refused.headers["retry-after"]) <= 86_410
+            assert 0 < int(refused.headers["retry-after"]) <= 86_415
             assert refused.headers["x-fairlane-budget"].startswith("day; limit=hard; of=each_key; amount=0.00000006;")
 
 

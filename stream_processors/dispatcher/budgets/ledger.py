@@ -36,6 +36,10 @@ GRACE_MS = 10_000
 """A hard amount for a tenant or callers that had none before takes effect when the spending is known, or after this
 time."""
 
+CLOCKS_WITHIN_MS = 5_000
+"""How far the clocks of dispatchers and consumers may differ. Usage is dated by the clock of its consumer: for so long
+before and after a renewal what is spent now may count in either period, and a request must fit both."""
+
 _MOST_UNREAD_EVENTS = 100_000
 _HARD, _SOFT = "hard", "soft"
 
@@ -210,11 +214,15 @@ class BudgetLedger:
         return name, tenant.account.currency, counts_callers(tenant.account.budgets)
 
     def load(self, name: str, base: SpendingBase, now_ms: int) -> bool:
-        """Set a tenant's spending. False if the recorder was behind the start of reading: ask again later."""
+        """Set a tenant's spending. False if the recorder was behind the start of reading, or a day has just begun: ask
+        again later."""
         tenant = self._tenants.get(name)
         if tenant is None or tenant.is_known:
             return True
         if not self._positions or any(base.offsets.get(place, 0) < began for place, began in tenant.began.items()):
+            return False
+        if day_of(now_ms - CLOCKS_WITHIN_MS) != day_of(now_ms):
+            # The period that has just ended is not in these sums, and still counts.
             return False
         tenant.base, tenant.unknown_of = dict(base.offsets), frozenset()
         tenant.account.replace_spending(base.rows, now_ms)
@@ -250,33 +258,33 @@ class BudgetLedger:
         known = self._tenants.get(tenant)
         if known is None:
             return WITHIN
-        refused: tuple[Budget, Amounts] | None = None
-        soft: tuple[float, Budget, Amounts] | None = None
+        refused: tuple[int, Budget, Amounts, int] | None = None
+        soft: tuple[float, Budget, Amounts, int] | None = None
         degrade = is_unknown = False
         for budget, amounts in known.account.concerning(caller):
             if not known.knows(budget):
                 is_unknown = is_unknown or known.may_refuse(budget, now_ms)
                 continue
-            spent = amounts.spent(budget.period, now_ms)
+            at_ms = _counted_at_ms(budget, amounts, now_ms)
+            spent = amounts.spent(budget.period, at_ms)
             with_it = spent + amounts.reserved(for_batch=is_batch) + nanos
             if budget.hard_nanos is not None and (spent >= budget.hard_nanos or with_it > budget.hard_nanos):
-                renews_ms = renews_at_ms(budget.period, now_ms)
-                if refused is None or renews_ms > renews_at_ms(refused[0].period, now_ms):
-                    refused = budget, amounts
+                renews_ms = renews_at_ms(budget.period, at_ms)
+                if refused is None or renews_ms > refused[0]:
+                    refused = renews_ms, budget, amounts, at_ms
             if budget.soft_nanos is not None and (spent >= budget.soft_nanos or with_it > budget.soft_nanos):
                 degrade = degrade or budget.degrade
                 part = with_it / budget.soft_nanos if budget.soft_nanos else inf
                 if soft is None or part > soft[0]:
-                    soft = part, budget, amounts
+                    soft = part, budget, amounts, at_ms
         if refused is not None:
-            budget, amounts = refused
-            notice = _notice(_HARD, budget, amounts, caller, now_ms)
+            notice = _notice(_HARD, caller, *refused[1:])
             return Judgement(notice, _retry_after_ms(notice, nanos, now_ms))
         if is_unknown:
             return UNKNOWN
         if soft is None:
             return WITHIN
-        return Judgement(soft=_notice(_SOFT, *soft[1:], caller, now_ms), degrade=degrade)
+        return Judgement(soft=_notice(_SOFT, caller, *soft[1:]), degrade=degrade)
 
     def judge_dispatch(self, source: SourceCoordinate, caller: str | None, now_ms: int) -> Judgement:
         """Whether a queued request may still be dispatched: what was spent since may be more than was estimated."""
@@ -287,9 +295,10 @@ class BudgetLedger:
         for budget, amounts in known.account.concerning(caller):
             if budget.hard_nanos is None or not known.knows(budget):
                 continue
-            spent = amounts.spent(budget.period, now_ms)
+            at_ms = _counted_at_ms(budget, amounts, now_ms)
+            spent = amounts.spent(budget.period, at_ms)
             if spent >= budget.hard_nanos or spent + amounts.in_flight + held.nanos > budget.hard_nanos:
-                notice = _notice(_HARD, budget, amounts, caller, now_ms)
+                notice = _notice(_HARD, caller, budget, amounts, at_ms)
                 return Judgement(notice, _retry_after_ms(notice, held.nanos, now_ms))
         return WITHIN
 
@@ -331,11 +340,12 @@ class BudgetLedger:
 
     def expire(self, now_ms: int) -> int:
         """Release reservations whose end was missed, and forget old spending. Returns the number of reservations."""
-        day = day_of(now_ms)
+        ended_ms = now_ms - CLOCKS_WITHIN_MS
+        day = day_of(ended_ms)
         if day != self._pruned_day:
             self._pruned_day = day
             for tenant in self._tenants.values():
-                tenant.account.forget_old(now_ms)
+                tenant.account.forget_old(ended_ms)
         return self.reservations.expire(now_ms)
 
     # ------------------------------------------------------------------ reports
@@ -384,24 +394,33 @@ def _callers_of(budgets: Iterable[Budget]) -> frozenset[str]:
     return frozenset(budget.of for budget in budgets if budget.of != BudgetScope.TENANT)
 
 
+def _counted_at_ms(budget: Budget, amounts: Amounts, now_ms: int) -> int:
+    """A time in the period that a request counts in: near a renewal that in which more was spent."""
+    early_ms, late_ms = now_ms - CLOCKS_WITHIN_MS, now_ms + CLOCKS_WITHIN_MS
+    if day_of(early_ms) == day_of(late_ms):
+        return now_ms
+    return max((early_ms, late_ms), key=lambda at_ms: amounts.spent(budget.period, at_ms))
+
+
 def _retry_after_ms(notice: BudgetNotice, nanos: int, now_ms: int) -> int | None:
     if nanos > notice.limit_nanos:
         return None
+    renewed_ms = notice.renews_at_ms + CLOCKS_WITHIN_MS - now_ms
     if notice.spent_nanos < notice.limit_nanos and notice.spent_nanos + nanos <= notice.limit_nanos:
         # Only reservations are in the way, which may be settled for less.
-        return min(_SETTLED_WITHIN_MS, notice.renews_at_ms - now_ms)
-    return notice.renews_at_ms - now_ms
+        return min(_SETTLED_WITHIN_MS, renewed_ms)
+    return renewed_ms
 
 
-def _notice(limit: str, budget: Budget, amounts: Amounts, caller: str | None, now_ms: int) -> BudgetNotice:
+def _notice(limit: str, caller: str | None, budget: Budget, amounts: Amounts, at_ms: int) -> BudgetNotice:
     return BudgetNotice(
         limit=limit,
         of=budget.of,
         period=budget.period,
         currency=budget.currency,
         limit_nanos=(budget.hard_nanos if limit == _HARD else budget.soft_nanos) or 0,
-        spent_nanos=amounts.spent(budget.period, now_ms),
+        spent_nanos=amounts.spent(budget.period, at_ms),
         reserved_nanos=amounts.reserved(for_batch=False),
-        renews_at_ms=renews_at_ms(budget.period, now_ms),
+        renews_at_ms=renews_at_ms(budget.period, at_ms),
         caller=account_of(budget, caller),
     )

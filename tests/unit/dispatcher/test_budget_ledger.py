@@ -8,7 +8,14 @@ import pytest
 from fairlane.records import Budget, Cost, SourceCoordinate, UsageEvent
 from stream_processors.dispatcher.budgets import accounts
 from stream_processors.dispatcher.budgets.accounts import Spending
-from stream_processors.dispatcher.budgets.ledger import GRACE_MS, WITHIN, BudgetLedger, ReadUsage, SpendingBase
+from stream_processors.dispatcher.budgets.ledger import (
+    CLOCKS_WITHIN_MS,
+    GRACE_MS,
+    WITHIN,
+    BudgetLedger,
+    ReadUsage,
+    SpendingBase,
+)
 from stream_processors.dispatcher.budgets.reservations import MISSED_AFTER_MS
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
 
@@ -134,8 +141,41 @@ def test_a_request_fits_as_long_as_everything_reserved_fits_with_it() -> None:
     assert verdict.retry_after_ms == 2_000, "what is reserved may be settled for less"
     book.reservations.release(SOURCE)
     assert book.judge("acme", None, 30, NOW).refused is None
-    assert book.judge("acme", None, 31, NOW).retry_after_ms == DAY_MS - 3_600_000
+    assert book.judge("acme", None, 31, NOW).retry_after_ms == DAY_MS - 3_600_000 + CLOCKS_WITHIN_MS
     assert book.judge("acme", None, 101, NOW).retry_after_ms is None, "waiting does not help"
+
+
+def test_near_a_renewal_a_request_must_fit_both_periods() -> None:
+    """Clocks differ: its usage may be dated in either."""
+    midnight = (TODAY + 1) * DAY_MS
+    before, after = midnight - CLOCKS_WITHIN_MS, midnight + CLOCKS_WITHIN_MS
+    book = ledger(rows=[Spending(None, TODAY, 100)])
+    for now_ms in (before, midnight, after - 1):
+        book.expire(now_ms)
+        verdict = book.judge("acme", None, 1, now_ms)
+        assert verdict.refused is not None
+        assert (verdict.refused.spent_nanos, verdict.refused.renews_at_ms) == (100, midnight)
+        assert verdict.retry_after_ms == after - now_ms
+        assert book.judge("acme", None, 1, now_ms + verdict.retry_after_ms) == WITHIN
+    book.read([usage(40, 0, at_ms=midnight)], before)
+    assert book.judge("acme", None, 60, after).refused is None
+    assert book.judge("acme", None, 61, after).refused is not None
+    book.expire(after)
+    assert book.judge("acme", None, 60, before) == WITHIN, "the old period is forgotten by then"
+
+    ahead = ledger(rows=[Spending(None, TODAY, 10)])
+    ahead.read([usage(70, 0, at_ms=midnight)], before)
+    assert ahead.judge("acme", None, 31, before - 1).refused is None
+    assert ahead.judge("acme", None, 31, before).refused is not None
+    ahead.reserve(SOURCE, "acme", None, 31, before)
+    assert ahead.judge_dispatch(SOURCE, None, before).refused is not None
+
+
+def test_sums_are_not_taken_while_a_period_that_has_just_ended_counts() -> None:
+    midnight = (TODAY + 1) * DAY_MS
+    book = ledger(known=False)
+    assert not book.load("acme", SpendingBase({0: 0}, ()), midnight + CLOCKS_WITHIN_MS - 1)
+    assert book.load("acme", SpendingBase({0: 0}, ()), midnight + CLOCKS_WITHIN_MS)
 
 
 def test_of_two_budgets_the_one_that_renews_last_is_named() -> None:

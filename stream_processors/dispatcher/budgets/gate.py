@@ -54,17 +54,19 @@ class BudgetGate:
         if self.ledger.has_budgets(queued.tenant):
             self._reserve(queued, self._estimate(queued, now_ms), now_ms)
 
-    def admit_cached(self, queued: QueuedRequest, nanos: int, now_ms: int) -> bool:
-        """Whether a request may be answered from the cache at this price, which is then reserved."""
-        if nanos <= 0 or not self.ledger.has_budgets(queued.tenant):
-            return True
+    def admit_cached(self, queued: QueuedRequest, nanos: int, now_ms: int) -> Judgement:
+        """Judge a request that may be answered from the cache at this price, which is then reserved. A free answer is
+        never refused."""
+        if not self.ledger.has_budgets(queued.tenant):
+            return WITHIN
         caller = queued.request.requested_by
-        verdict = self.ledger.judge(queued.tenant, caller, nanos, now_ms)
-        if verdict.is_refusal:
-            return False
-        self._reserve(queued, nanos, now_ms)
-        self.ledger.reservations.sent(queued.settles, now_ms)
-        return True
+        verdict = self.ledger.judge(queued.tenant, caller, nanos, now_ms, is_batch=queued.is_backfill)
+        if nanos <= 0:
+            return Judgement(soft=verdict.soft)
+        if not verdict.is_refusal:
+            self._reserve(queued, nanos, now_ms)
+            self.ledger.reservations.sent(queued.settles, now_ms)
+        return verdict
 
     def dispatch(self, queued: QueuedRequest, now_ms: int) -> tuple[Judgement, int | None]:
         """Judge a request whose turn has come, by its present estimate. If it may be dispatched, it counts as in flight

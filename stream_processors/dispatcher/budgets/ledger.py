@@ -71,7 +71,7 @@ class Judgement:
         retry_after_ms: of a refusal: until that budget renews, or until reservations may be settled for less. None for
             a request that is larger than the budget.
         is_unknown: refused because the spending is not known.
-        soft: the soft budget that is exceeded most, if any is.
+        soft: the soft budget that is exceeded most, if any is; also of a request that is refused.
         degrade: whether an exceeded budget asks for reduced requests.
     """
 
@@ -277,14 +277,13 @@ class BudgetLedger:
                 part = with_it / budget.soft_nanos if budget.soft_nanos else inf
                 if soft is None or part > soft[0]:
                     soft = part, budget, amounts, at_ms
+        noticed = None if soft is None else _notice(_SOFT, caller, *soft[1:])
         if refused is not None:
             notice = _notice(_HARD, caller, *refused[1:])
-            return Judgement(notice, _retry_after_ms(notice, nanos, now_ms))
+            return Judgement(notice, _retry_after_ms(notice, nanos, now_ms), soft=noticed)
         if is_unknown:
             return UNKNOWN
-        if soft is None:
-            return WITHIN
-        return Judgement(soft=_notice(_SOFT, caller, *soft[1:]), degrade=degrade)
+        return WITHIN if noticed is None else Judgement(soft=noticed, degrade=degrade)
 
     def judge_dispatch(self, source: SourceCoordinate, caller: str | None, now_ms: int) -> Judgement:
         """Whether a queued request may still be dispatched: what was spent since may be more than was estimated."""

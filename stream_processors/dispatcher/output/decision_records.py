@@ -220,6 +220,7 @@ class DecisionWriter:
             cache_use=use,
             cost=cost,
             guardrails=answer.guardrails,
+            budget=queued.budget,
         )
         usage = UsageEvent(
             request_id=request.request_id,

@@ -3,7 +3,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fairlane.logs import get_logger
 from fairlane.outcomes import CacheMode, Decision
@@ -130,8 +130,10 @@ class ResponseCacheStage:
             try:
                 if now_ms <= queued.deadline_at_ms and self._may_use(queued, hit):
                     cost = self.output.writer.cost_of_cached(hit, now_ms)
-                    if self.output.budgets.admit_cached(queued, 0 if cost is None else cost.nanos, now_ms):
-                        outputs = self.output.writer.cached(queued, hit, cost, now_ms)
+                    verdict = self.output.budgets.admit_cached(queued, 0 if cost is None else cost.nanos, now_ms)
+                    if not verdict.is_refusal:
+                        noticed = replace(queued, budget=verdict.soft)
+                        outputs = self.output.writer.cached(noticed, hit, cost, now_ms)
             except RegistryError:
                 raise
             except Exception as error:  # noqa: BLE001 - the cached answer is unusable: the request is admitted

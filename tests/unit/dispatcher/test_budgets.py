@@ -289,6 +289,34 @@ def test_an_answer_from_the_cache_that_has_a_price_needs_a_budget_too() -> None:
             assert Outcome.OK not in [reply.outcome for reply in found]
 
 
+@pytest.mark.parametrize("nanos", [50, 0])
+def test_an_answer_from_the_cache_has_the_notice_of_a_soft_budget(nanos: int) -> None:
+    for soft, is_noticed in ((60, False), (45, True)):
+        bench = bench_with(
+            replace(SOFT, soft_nanos=soft, hard_nanos=None if nanos else 45), spent=spent(45 if is_noticed else 0)
+        )
+        bench.prices = PriceBook([ModelPrices("words", "XTS", (replace(PRICE, cached_answer_nanos=nanos),))])
+        keep(bench)
+        bench.run(bytes_of(asking(1)))
+        (reply,) = replies(bench)
+        assert (reply.outcome, reply.cache_use is not None) == (Outcome.OK, True)
+        assert (reply.budget is not None) == is_noticed
+        if reply.budget is not None:
+            assert (reply.budget.limit, reply.budget.spent_nanos) == ("soft", 45)
+
+
+def test_a_row_that_is_answered_from_the_cache_is_in_the_reservation_of_its_job() -> None:
+    bench = bench_with(HARD)
+    bench.assign("backfill.acme")
+    keep(bench)
+    bench.dispatcher.output.budgets.ledger.promise("acme", {None: 90}, NOW_MS)
+    bench.run(bytes_of(asking(1)), topic="backfill.acme")
+    (reply,) = replies(bench)
+    assert reply.outcome == Outcome.OK
+    assert reserved(bench) == (0, 50)
+    assert bench.dispatcher.output.budgets.ledger.judge("acme", None, 10, NOW_MS).refused is None, "not twice"
+
+
 def test_the_gauge_shows_the_part_that_is_spent() -> None:
     bench = bench_with(HARD, replace(SOFT, period="month", soft_nanos=50), spent=spent(40))
     bench.dispatcher.sweep()

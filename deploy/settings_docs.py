@@ -58,6 +58,7 @@ COMPOSE_VARIABLES: Mapping[str, str] = {
     "REDIS_GATEWAY_PASSWORD": f"Password of the gateway on Redis: {_PASSWORD}",
     "REDIS_CONSUMER_PASSWORD": f"Password of the consumers on Redis: {_PASSWORD}",
     "REDIS_SESSIONS_PASSWORD": "Password of `fairlane sessions` on Redis; no service uses it",
+    "REDIS_ADMIN_API_PASSWORD": f"Password of the admin API on Redis: {_PASSWORD}",
     "REDIS_OPERATOR_PASSWORD": "Password of the health checks on Redis; no service uses it",
     "TORCH_INDEX_URL": "Package index with the CPU builds of torch, from PyTorch's installation page",
     "EMBEDDER_API_KEY": "API key of an OpenAI-compatible embedder; only for the dispatcher and the ingest process",

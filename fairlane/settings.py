@@ -272,7 +272,8 @@ class Settings(KafkaSettings):
     gateway_wait_s: float = Field(60.0, gt=0, le=3_600)
     """Longest a call to the gateway waits for its reply; then it returns the request's id."""
     gateway_redis_timeout_s: float = Field(0.25, gt=0, le=60)
-    """Longest the gateway waits for Redis; after that it continues without Redis until it answers again."""
+    """Longest the gateway waits for Redis; after that it continues without Redis until it answers again. The admin API
+    waits as long for a session."""
     gateway_max_body_bytes: int = Field(4_194_304, ge=1_024)
     """Largest body of a call to the gateway, except uploaded files."""
     gateway_max_file_bytes: int = Field(536_870_912, ge=1_024)
@@ -329,6 +330,9 @@ class Settings(KafkaSettings):
     """Scopes to ask for, separated by spaces."""
     oidc_redirect_url: str | None = None
     """Where the issuer sends browsers back to: the address of the site as browsers know it, and /auth/callback."""
+    admin_sessions: bool = False
+    """Whether the admin API takes the sessions of browsers that log in at the gateway. Then a person who takes over a
+    gateway can administer as those who log in there."""
     session_absolute_s: float = Field(43_200.0, ge=1, le=2_592_000)
     """How long the session of a browser lasts after its login."""
     session_idle_s: float = Field(1_800.0, ge=1, le=2_592_000)
@@ -428,6 +432,8 @@ class Settings(KafkaSettings):
         for name in needed:
             if given and name not in given:
                 raise ValueError(f"{name.upper()} is needed with {given[0].upper()}")
+        if self.admin_sessions and self.oidc_issuer is None:
+            raise ValueError("OIDC_ISSUER is needed with ADMIN_SESSIONS")
         if "openid" not in self.oidc_scopes.split():
             raise ValueError("OIDC_SCOPES must have openid")
         return self

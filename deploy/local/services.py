@@ -175,6 +175,7 @@ def default_services(
             port_variable="ADMIN_PORT",
             user=_user(KafkaRole.ADMIN),
             postgres_role=PostgresRole.ADMIN,
+            redis_user=redis_user(RedisRole.ADMIN),
         ),
         Service(
             "backfill-1",

@@ -1,6 +1,7 @@
 """Availability of Redis, checked by a background task that delays no caller."""
 
 import asyncio
+from dataclasses import dataclass
 from random import random
 from time import monotonic
 
@@ -79,6 +80,23 @@ class RedisAvailability:
         except (RedisError, OSError, TimeoutError):
             return False
         return True
+
+
+@dataclass(frozen=True, slots=True)
+class WatchedRedis:
+    """A client with the watch of its server, which go together; for one event loop."""
+
+    client: "Redis"
+    watch: RedisAvailability
+
+    @classmethod
+    def of(cls, client: "Redis | None", timeout_s: float) -> "WatchedRedis | None":
+        """The client with a watch; None without a client."""
+        return None if client is None else cls(client, RedisAvailability(client, timeout_s))
+
+    async def close(self) -> None:
+        await self.watch.close()
+        await self.client.aclose()
 
 
 def _ended(task: "asyncio.Task[None]") -> None:

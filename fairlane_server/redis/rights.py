@@ -35,6 +35,8 @@ class RedisRole(StrEnum):
     CONSUMER = "consumer"
     SESSIONS = "sessions"
     """`fairlane sessions`: lists and ends sessions of browsers."""
+    ADMIN = "admin"
+    """The admin API: looks up sessions of browsers and records their use."""
     OPERATOR = "operator"
     """Checks that a server answers, loads its users anew, and reads what was refused. May not touch keys."""
 
@@ -68,6 +70,8 @@ _BUCKETS = ("hmget", "hset", "pexpire", "time")
 """Of the scripts with ``BUCKET_FUNCTIONS``."""
 _INDEXES = ("zadd", "zcard", "zrange", "zrem", "zremrangebyscore")
 """Of the scripts that create sessions and logins."""
+_ENDING = ("get", "del", "zrange", "zrem")
+"""Of the scripts that list and end sessions."""
 _OPERATION = ("ping", "info", "acl|whoami", "acl|load", "acl|log")
 
 _IDS = (KeyFamily.SEEN_IDS, KeyFamily.SEEN_COUNTS, KeyFamily.QUOTAS, KeyFamily.GRANTS)
@@ -86,7 +90,8 @@ RIGHTS: Mapping[RedisServer, Mapping[RedisRole, Rights]] = {
             (*_CALLS, *_SESSIONS, *_LOGINS),
             (*_CALLS, *_SESSIONS, *_LOGINS),
         ),
-        RedisRole.SESSIONS: Rights(("ping", *_SCRIPTS, "get", "del", "zrange", "zrem"), _SESSIONS, _SESSIONS),
+        RedisRole.SESSIONS: Rights(("ping", *_SCRIPTS, *_ENDING), _SESSIONS, _SESSIONS),
+        RedisRole.ADMIN: Rights(("ping", *_SCRIPTS, *_ENDING, "set"), _SESSIONS, _SESSIONS),
         RedisRole.OPERATOR: Rights(_OPERATION),
     },
     RedisServer.CACHE: {

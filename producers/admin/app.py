@@ -20,6 +20,8 @@ from fairlane_server.administration.tenants import Tenants
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
+from fairlane_server.redis.availability import WatchedRedis
+from fairlane_server.redis.client import redis_client
 from producers.admin import audit, dead_letters, identities, observation, tenants
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
@@ -27,7 +29,7 @@ from producers.gateway import openapi
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, body_budget
-from producers.gateway.login.compose import authentication
+from producers.gateway.identity.compose import authentication
 
 log = logs.get_logger(__name__)
 
@@ -66,7 +68,13 @@ class AdminApi:
         self.calls: CallLog | None = None
         dsn = settings.postgres_dsn.get_secret_value()
         self._pool = DeadlinePool(dsn, "fairlane-admin-identity", _IDENTITY_CONNECTIONS)
-        self._authenticator = authentication(settings, self._pool, has_sessions=False).authenticator
+        timeout_s, has_sessions = settings.gateway_redis_timeout_s, settings.admin_sessions
+        # For sessions alone: its user may not touch the counts of rate limits.
+        redis_url = settings.redis_url if has_sessions else None
+        self._redis = WatchedRedis.of(redis_client(redis_url, timeout_s), timeout_s)
+        self._authenticator = authentication(
+            settings, self._pool, self._redis, has_sessions=has_sessions, has_shared_limits=False
+        ).authenticator
         self._stores = Stores(Serial("Postgres"), ApiKeys(dsn), AdminAudit(dsn))
         codec = codec_for(settings)
         # Changes of tenants record themselves, in the thread that makes them.
@@ -134,6 +142,8 @@ class AdminApi:
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
             for calls in (stores.calls, self._kafka_calls, self._letter_calls, self._load_calls):
                 stack.push_async_callback(calls.close)
+            if self._redis is not None:
+                stack.push_async_callback(self._redis.close)
             stack.push_async_callback(self._pool.close)
             stack.push_async_callback(self._authenticator.close)
             await self._pool.open()

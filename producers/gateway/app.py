@@ -21,7 +21,7 @@ from fairlane_server.erasure.expiry import Lifetimes
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
-from fairlane_server.redis.availability import RedisAvailability
+from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.cache import RedisCache
 from fairlane_server.redis.client import redis_client
 from fairlane_server.redis.state import report_state
@@ -37,7 +37,8 @@ from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.edge.body_limit import BodyLimit, TrimWatch, body_budget, trim
 from producers.gateway.idempotency import Idempotency, LocalClaims, RedisClaims
-from producers.gateway.login.compose import authentication
+from producers.gateway.identity.compose import authentication
+from producers.gateway.login.compose import browser_login
 from producers.gateway.login.routes import router as login_router
 from producers.gateway.native.deps import KEEP_S, NativeDeps
 from producers.gateway.native.routes import ShortPath
@@ -122,14 +123,14 @@ class Gateway:
         self.readiness = Readiness(*CONDITIONS)
         self.failure: BaseException | None = None
         timeout_s = settings.gateway_redis_timeout_s
-        redis = self._redis = redis_client(settings.redis_url, timeout_s)
+        redis = self._redis = WatchedRedis.of(redis_client(settings.redis_url, timeout_s), timeout_s)
         self._cache = redis_client(settings.redis_cache_url, timeout_s)
-        self._watch = None if redis is None else RedisAvailability(redis, timeout_s)
         dsn = settings.postgres_dsn.get_secret_value()
         # A separate pool: slow result queries must not block authentication.
         self._identity_pool = DeadlinePool(dsn, "fairlane-gateway-identity", _IDENTITY_CONNECTIONS)
-        authenticated = authentication(settings, self._identity_pool, redis, self._watch)
-        self._authenticator, self._login = authenticated.authenticator, authenticated.login
+        authenticated = authentication(settings, self._identity_pool, redis)
+        self._authenticator = authenticated.authenticator
+        self._login = browser_login(settings, redis, authenticated.users, authenticated.sessions)
         cache = RedisCache(self._cache, settings.result_cache_ttl_s, timeout_s, most_entry_bytes=MOST_ENTRY_BYTES)
         self._results = Results(cache, RequestStore(dsn), kept_s=settings.results_ttl_s)
         self._make_pipeline(codec_for(settings))
@@ -207,7 +208,7 @@ class Gateway:
     def degraded(self) -> dict[str, str]:
         """Unavailable optional dependencies, with the consequence of each."""
         missing = {}
-        if self._redis is not None and not (self._watch is not None and self._watch.is_up):
+        if self._redis is not None and not self._redis.watch.is_up:
             missing["redis"] = "limits and idempotency keys are this instance's own" + (
                 "" if self._login is None else "; no browser has a session"
             )
@@ -232,9 +233,9 @@ class Gateway:
     def _add_routes(self) -> None:
         settings, submitter = self._settings, self._submitter
         claims: LocalClaims | RedisClaims = LocalClaims()
-        if self._redis is not None and self._watch is not None:
+        if self._redis is not None:
             timeout_s = settings.gateway_redis_timeout_s
-            claims = RedisClaims(self._redis, self._watch, timeout_s, settings.gateway_max_claims)
+            claims = RedisClaims(self._redis.client, self._redis.watch, timeout_s, settings.gateway_max_claims)
         idempotency = Idempotency(claims, self._results.find_reply)
         openai = OpenAIDeps(
             submitter,
@@ -305,13 +306,11 @@ class Gateway:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             if self._redis is not None:
-                stack.push_async_callback(self._redis.aclose)
-                reports = asyncio.create_task(report_state(self._redis), name="redis state")
+                stack.push_async_callback(self._redis.close)
+                reports = asyncio.create_task(report_state(self._redis.client), name="redis state")
                 stack.push_async_callback(_cancelled, reports)
             if self._cache is not None:
                 stack.push_async_callback(self._cache.aclose)
-            if self._watch is not None:
-                stack.push_async_callback(self._watch.close)
             stack.push_async_callback(self._identity_pool.close)
             stack.push_async_callback(self._authenticator.close)
             if self._login is not None:

@@ -37,6 +37,7 @@ PASSWORDS = {
     "REDIS_GATEWAY_PASSWORD": "gateway10",
     "REDIS_CONSUMER_PASSWORD": "consumer11",
     "REDIS_SESSIONS_PASSWORD": "sessions13",
+    "REDIS_ADMIN_API_PASSWORD": "api14",
     "REDIS_OPERATOR_PASSWORD": "operator12",
 }
 NEEDED = {**PASSWORDS, "TORCH_INDEX_URL": "https://index.test/cpu"}

@@ -52,7 +52,7 @@ KNOWN_TO_IMAGES = {
     "postgres": r"POSTGRES_(INITDB_ARGS|PASSWORD"
     r"|(OWNER|DISPATCHER|RECORDER|GATEWAY|BACKFILL|INGEST|ADMIN_API|OPERATOR)_PASSWORD)",
     # The program's own, and those that its command puts into its configuration.
-    "redis": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY|SESSIONS)_PASSWORD",
+    "redis": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY|SESSIONS|ADMIN_API)_PASSWORD",
     "redis-cache": r"REDISCLI_AUTH|REDIS_(DISPATCHER|GATEWAY|CONSUMER)_PASSWORD",
 }
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.

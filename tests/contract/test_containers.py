@@ -114,7 +114,10 @@ def test_the_listeners_of_the_broker_fit_together() -> None:
 
 
 SERVERS = {NAME: RedisServer.STATE, CACHE_NAME: RedisServer.CACHE}
-PASSWORDS_OF_REDIS = {role: f"REDIS_{role.upper()}_PASSWORD" for role in RedisRole}
+# The admin API's is named as those on Kafka and in Postgres, where `ADMIN` is the superuser.
+PASSWORDS_OF_REDIS = {role: f"REDIS_{role.upper()}_PASSWORD" for role in RedisRole} | {
+    RedisRole.ADMIN: "REDIS_ADMIN_API_PASSWORD"
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -156,6 +159,7 @@ def test_each_service_has_the_urls_of_its_own_user_of_redis(service: ComposeServ
     role = {
         "stream_processors.dispatcher": RedisRole.DISPATCHER,
         "producers.gateway": RedisRole.GATEWAY,
+        "producers.admin": RedisRole.ADMIN,
         "inference_consumers": RedisRole.CONSUMER,
     }.get(name)
     for server in RedisServer:

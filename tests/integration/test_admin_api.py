@@ -1,30 +1,42 @@
 """The admin API of a secured stack: what each role can and cannot do, over HTTP, with real credentials."""
 
+import asyncio
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from dataclasses import replace
+from typing import Any, TypeVar
 
 import httpx
 import pytest
 from confluent_kafka import Producer
+from pydantic import SecretStr
 
 from deploy.local.__main__ import demo_model
 from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import DataDir
-from deploy.local.services import default_services, default_setup
+from deploy.local.services import ADMIN, default_services, default_setup
 from deploy.local.stack import LocalStack
 from fairlane.clock import now_ms
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import DEAD_LETTER_WORK, replies_topic, requests_topic
 from fairlane.records import InferenceRequest, RequestInput, SourceCoordinate, WorkItem
 from fairlane.schema_registry import codec_for
+from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.cli import main
+from fairlane_server.redis.availability import WatchedRedis
+from fairlane_server.redis.client import blocking_redis_client, redis_client
+from fairlane_server.redis.rights import RedisRole, redis_user
+from fairlane_server.sessions.session import Session, csrf_token_of, new_secret
+from fairlane_server.sessions.store import RedisSessions
+from producers.gateway.identity.compose import session_limits
 from tests.kit.waiting import eventually
+
+T = TypeVar("T")
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -32,13 +44,24 @@ WAIT_S = 60.0
 SECRET = "the prompt that nobody else may read"
 LETTER_ID = "0b0f1b52-6a3f-4f0e-9a55-0c6f6f5d8a11"
 KEYS: dict[str, str] = {}
+ORIGIN = "http://127.0.0.1:8080"
+# No login is begun here: the issuer is never asked.
+OIDC = {
+    "OIDC_ISSUER": "https://login.example/realm",
+    "OIDC_CLIENT_ID": "console",
+    "OIDC_REDIRECT_URL": f"{ORIGIN}/auth/callback",
+    "ADMIN_SESSIONS": "true",
+}
 
 
 @pytest.fixture(scope="module")
 def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalStack]:
     folder = tmp_path_factory.mktemp("administered")
     setup = default_setup(DataDir(folder).credentials)
-    services = default_services(engine="simulated")
+    services = [
+        replace(one, env={**one.env, **OIDC}) if one.name == ADMIN else one
+        for one in default_services(engine="simulated")
+    ]
     with LocalStack(data_dir=folder, secured=True, setup=setup, services=services, environ={}) as running:
         with ApiKeys(running.endpoints.postgres_owner_dsn) as keys:
             for role in (Role.VIEWER, Role.OPERATOR, Role.ADMIN):
@@ -284,6 +307,76 @@ def test_an_operator_replays_what_it_cannot_read(stack: LocalStack) -> None:
     ]
     assert SECRET not in json.dumps(events)
     assert DEAD_LETTER_WORK in json.dumps(events)
+
+
+def with_sessions(stack: LocalStack, use: Callable[[RedisSessions], Awaitable[T]]) -> T:
+    """Calls of the store of sessions, as the gateway."""
+
+    async def run() -> T:
+        url = stack.endpoints.redis_env(redis_user(RedisRole.GATEWAY))["REDIS_URL"]
+        redis = WatchedRedis.of(redis_client(SecretStr(url), WAIT_S), WAIT_S)
+        assert redis is not None
+        try:
+            limits = session_limits(Settings())
+            return await use(RedisSessions(redis.client, redis.watch, WAIT_S, limits, now_ms))
+        finally:
+            await redis.close()
+
+    return asyncio.run(run())
+
+
+def log_in(stack: LocalStack, subject: str, tenant: str = DEPLOYMENT) -> dict[str, str]:
+    """What our own page sends in a session that the gateway began. What it says of a role of the deployment counts for
+    nothing."""
+    session_id, now = new_secret(), now_ms()
+    session = Session(tenant, subject, Role.ADMIN, now, now)
+    with_sessions(stack, lambda sessions: sessions.create(session_id, session))
+    return {
+        "cookie": f"fairlane-session={session_id}",
+        "x-csrf-token": csrf_token_of(session_id),
+        "origin": ORIGIN,
+        "sec-fetch-site": "same-origin",
+    }
+
+
+def test_a_browser_administers_with_the_session_that_began_at_the_gateway(stack: LocalStack) -> None:
+    with client(stack, Role.ADMIN) as admin:
+        for subject, role in (("anna", "admin"), ("vera", "viewer")):
+            entry = {"tenant": DEPLOYMENT, "subject": subject, "role": role}
+            assert admin.put("/users", json=entry).status_code == 200
+    page, viewer = log_in(stack, "anna"), log_in(stack, "vera")
+    foreign, unknown = log_in(stack, "tom", "acme"), log_in(stack, "nobody")
+    user = {"tenant": "acme", "subject": "u-9", "role": "viewer"}
+    url = f"{stack.endpoints.admin_url}/v1/admin"
+    with httpx.Client(base_url=url, timeout=WAIT_S) as browser:
+        assert browser.get("/tenants", headers={"cookie": page["cookie"]}).status_code == 200
+        assert browser.get("/tenants", headers=viewer).status_code == 200
+        for other in (foreign, unknown):
+            assert error(browser.get("/tenants", headers=other))[:2] == (403, "forbidden")
+        for spoilt in (
+            {"cookie": page["cookie"]},
+            page | {"origin": "https://evil.example"},
+            page | {"sec-fetch-site": "same-site"},
+            page | {"x-csrf-token": viewer["x-csrf-token"]},
+        ):
+            assert error(browser.put("/users", json=user, headers=spoilt))[:2] == (403, "csrf_failed")
+        assert error(browser.put("/users", json=user, headers=viewer))[:2] == (403, "forbidden")
+        assert browser.put("/users", json=user, headers=page).status_code == 200
+        latest = browser.get("/audit", params={"limit": 1}, headers=page).json()["data"][0]
+        assert (latest["event"], latest["author"], latest["subject"]) == ("user_set", "user:anna", "u-9")
+
+        # It ends at once, and with its user.
+        assert with_sessions(stack, lambda sessions: sessions.end_all(DEPLOYMENT, "vera")) == 1
+        assert error(browser.get("/tenants", headers=viewer))[:2] == (401, "no_session")
+        viewer = log_in(stack, "vera")
+        assert browser.get("/tenants", headers=viewer).status_code == 200
+        off = {"tenant": DEPLOYMENT, "subject": "vera", "role": "viewer", "disabled": True}
+        assert browser.put("/users", json=off, headers=page).status_code == 200
+        eventually(lambda: browser.get("/tenants", headers=viewer).status_code == 403, what="the refusal of the user")
+        assert with_sessions(stack, lambda sessions: sessions.list(DEPLOYMENT, "vera")) == []
+    with blocking_redis_client(SecretStr(stack.endpoints.redis_url), WAIT_S) as operator:
+        # What the user of the admin API on Redis may do is enough.
+        assert operator.acl_log(128) == []
 
 
 def test_pages_follow_one_another(stack: LocalStack) -> None:

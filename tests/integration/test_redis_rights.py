@@ -33,6 +33,8 @@ from fairlane_server.redis.credentials import acl_file, read_redis_urls, redis_c
 from fairlane_server.redis.keys import KeyFamily, redis_key
 from fairlane_server.redis.rights import RedisRole, RedisServer, redis_user
 from fairlane_server.redis.state import report_state
+from fairlane_server.sessions.session import Session, new_secret
+from fairlane_server.sessions.store import RedisSessions
 from inference_consumers.results.cache_writer import cache_writer_for, entry_of
 from producers.gateway.idempotency import RedisClaims
 from producers.gateway.limits.rate_buckets import RatePolicy
@@ -42,10 +44,12 @@ from stream_processors.dispatcher.admission.redis_quotas import RedisQuotas
 from stream_processors.dispatcher.deduplication.accepted_ids import RedisAcceptedIds
 from tests.contract.compose_file import services
 from tests.kit.cache_kit import reply, request, work
+from tests.kit.identity_kit import Clock
 from tests.kit.nobody_is_asked import NobodyIsAsked
 from tests.kit.own_redis import OwnRedis, own_redis_server
 from tests.kit.redis_rights import COMMANDS, READS, USERS, WRITES, User
 from tests.kit.redis_users import RedisUsers
+from tests.kit.session_kit import LIMITS
 from tests.kit.topic_prefix import topic_prefix
 from tests.kit.waiting import eventually, eventually_async
 
@@ -295,6 +299,7 @@ def test_every_service_may_do_what_its_code_does(servers: Servers) -> None:
             redis.acl_log_reset()
     asyncio.run(_dispatcher(servers))
     asyncio.run(_gateway(servers))
+    asyncio.run(_admin(servers))
     _consumer(servers)
     assert [servers.refused(server) for server in (STATE, CACHE)] == [[], []]
 
@@ -343,7 +348,8 @@ async def _dispatcher(servers: Servers) -> None:
         # A quota that the tenant no longer has is removed.
         await quotas.take([Charge("acme", TenantSpec("acme", tokens_per_day=100), 10)])
         assert quotas.available
-        await _watched(redis, watch)
+        await _watched(watch)
+        await _reported(redis)
     async with _client(servers, CACHE, RedisRole.DISPATCHER) as redis:
         cache = RedisCache(redis, 60, TIMEOUT_S)
         for name in (CacheName.EMBEDDING, CacheName.RETRIEVAL):
@@ -368,7 +374,8 @@ async def _gateway(servers: Servers) -> None:
         assert (await limits.take(["key:k", "user:acme:u"], RatePolicy(1.0, 1))).is_granted
         assert not (await limits.take(["key:k", "user:acme:u"], RatePolicy(1.0, 1))).is_granted
         assert limits.available
-        await _watched(redis, watch)
+        await _watched(watch)
+        await _reported(redis)
     async with _client(servers, CACHE, RedisRole.GATEWAY) as redis:
         cache = RedisCache(redis, 60, TIMEOUT_S)
         keys = [request_key(name, "acme", "id-1") for name in (CacheName.RESULT, CacheName.ACCEPTED)]
@@ -379,15 +386,36 @@ async def _gateway(servers: Servers) -> None:
         assert [await cache.get(key, bytes) for key in keys] == [None] * 2
 
 
-async def _watched(redis: AsyncRedis, watch: RedisAvailability) -> None:
-    """The questions in the background."""
+async def _watched(watch: RedisAvailability) -> None:
+    """The question in the background of whoever uses Redis."""
     watch.failed(ConnectionError())
     assert watch.error == "ConnectionError"
     await eventually_async(lambda: watch.is_up, what="an answer to PING")
     await watch.close()
+
+
+async def _reported(redis: AsyncRedis) -> None:
+    """The question of dispatchers and gateways."""
     with suppress(TimeoutError):
         async with asyncio.timeout(0.5):
             await report_state(redis)
+
+
+async def _admin(servers: Servers) -> None:
+    clock, session_id = Clock(), new_secret()
+    began = Session("acme", "u-17", None, clock(), clock())
+    async with _client(servers, STATE, RedisRole.GATEWAY) as redis:
+        watch = RedisAvailability(redis, timeout_s=TIMEOUT_S)
+        await RedisSessions(redis, watch, TIMEOUT_S, LIMITS, clock).create(session_id, began)
+    async with _client(servers, STATE, RedisRole.ADMIN) as redis:
+        watch = RedisAvailability(redis, timeout_s=TIMEOUT_S)
+        sessions = RedisSessions(redis, watch, TIMEOUT_S, LIMITS, clock)
+        clock.now_ms += LIMITS.touch_ms
+        used = await sessions.find(session_id, is_use=True)
+        assert used is not None
+        assert used.seen_ms == clock()
+        assert await sessions.end_all("acme", "u-17") == 1
+        await _watched(watch)
 
 
 def _consumer(servers: Servers) -> None:

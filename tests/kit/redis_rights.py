@@ -10,6 +10,7 @@ User = tuple[RedisServer, RedisRole]
 _STATE_OF_DISPATCHER: User = (RedisServer.STATE, RedisRole.DISPATCHER)
 _STATE_OF_GATEWAY: User = (RedisServer.STATE, RedisRole.GATEWAY)
 _STATE_OF_SESSIONS: User = (RedisServer.STATE, RedisRole.SESSIONS)
+_STATE_OF_ADMIN: User = (RedisServer.STATE, RedisRole.ADMIN)
 _STATE_OF_OPERATOR: User = (RedisServer.STATE, RedisRole.OPERATOR)
 _CACHE_OF_DISPATCHER: User = (RedisServer.CACHE, RedisRole.DISPATCHER)
 _CACHE_OF_GATEWAY: User = (RedisServer.CACHE, RedisRole.GATEWAY)
@@ -28,6 +29,7 @@ WRITES: Mapping[User, frozenset[KeyFamily]] = {
         *("login", "login-index"),
     ),
     _STATE_OF_SESSIONS: _families("session", "session-user", "session-tenant"),
+    _STATE_OF_ADMIN: _families("session", "session-user", "session-tenant"),
     _STATE_OF_OPERATOR: _families(),
     _CACHE_OF_DISPATCHER: _families("cache:embedding", "cache:retrieval", "cache:semantic"),
     _CACHE_OF_GATEWAY: _families("cache:result", "cache:accepted"),
@@ -51,6 +53,7 @@ COMMANDS: Mapping[User, frozenset[str]] = {
     _STATE_OF_DISPATCHER: _SCRIPTS | _COUNTED_KEYS | _BUCKETS | {"ping", "info"},
     _STATE_OF_GATEWAY: _SCRIPTS | _COUNTED_KEYS | _BUCKETS | _INDEXES | {"ping", "info"},
     _STATE_OF_SESSIONS: _SCRIPTS | {"ping", "get", "del", "zrange", "zrem"},
+    _STATE_OF_ADMIN: _SCRIPTS | {"ping", "get", "set", "del", "zrange", "zrem"},
     _STATE_OF_OPERATOR: _OPERATION,
     _CACHE_OF_DISPATCHER: _SCRIPTS | {"getrange", "set", "lrange", "lpush", "ltrim", "pexpire"},
     _CACHE_OF_GATEWAY: _SCRIPTS | {"getrange", "set", "del"},

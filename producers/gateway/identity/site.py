@@ -11,6 +11,8 @@ from fairlane_server.sessions.session import csrf_token_of, is_secret
 CSRF_HEADER = "x-csrf-token"
 SESSION_COOKIE = "fairlane-session"
 LOGIN_COOKIE = "fairlane-login"
+CALLBACK_PATH = "/auth/callback"
+"""Where an issuer sends browsers back to, below the origin of the site."""
 
 _READING = frozenset({"GET", "HEAD", "OPTIONS"})
 Headers = Sequence[tuple[bytes, bytes]]

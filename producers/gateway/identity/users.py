@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from fairlane.clock import ClockMs
-from fairlane_server.api_keys.api_key import Role
+from fairlane_server.api_keys.api_key import DEPLOYMENT, Role
 from fairlane_server.circuit_breaker import CircuitBreaker
 from fairlane_server.store_error import StoreError
 from producers.gateway.identity.api_keys import IdentityStore, UserSettings
@@ -34,7 +34,8 @@ class Users:
         )
 
     async def identity(self, claimed: ClaimedUser) -> Identity:
-        """The identity of this user, with the role of its settings, else of its token. Raises RefusedError."""
+        """The identity of this user, with the role of its settings, else, in a tenant, of its token. Raises
+        RefusedError."""
         tenant, subject = claimed.tenant, claimed.subject
         try:
             user = await self._found.find(
@@ -44,7 +45,9 @@ class Users:
             raise RefusedError(AuthRefusal.UNAVAILABLE, subject) from None
         if user is not None and user.is_disabled:
             raise RefusedError(AuthRefusal.USER_DISABLED, subject)
-        role = claimed.role if user is None or user.role is None else user.role
+        # A claim alone makes nobody an operator of the deployment: `fairlane users` must know the user.
+        claimed_role = None if tenant == DEPLOYMENT else claimed.role
+        role = claimed_role if user is None or user.role is None else user.role
         if role is None:
             raise RefusedError(AuthRefusal.NO_ROLE, subject)
         return Identity(tenant, subject, role, user=subject, grants=frozenset() if user is None else user.grants)

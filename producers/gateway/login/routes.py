@@ -22,7 +22,6 @@ from producers.gateway.login.login import BrowserLogin
 from producers.gateway.pipeline.call_context import current
 from producers.openai_api.errors import GatewayError
 
-CALLBACK_PATH = "/auth/callback"
 _MOST_QUERY_CHARACTERS = 8_192
 _MOST_PARAMETERS = 20
 # Browsers store no answer of a login, and send its address, which has a code, to no other site.

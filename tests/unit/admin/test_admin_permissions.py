@@ -1,10 +1,6 @@
 """Who may call which route of the admin API, as it is assembled, and its OpenAPI document."""
 
-from collections.abc import Callable
-from contextlib import ExitStack
-from types import SimpleNamespace
-from typing import Any, NoReturn
-from unittest.mock import patch
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -12,36 +8,13 @@ from jsonschema_rs import Draft202012Validator
 
 from fairlane.settings import Settings
 from fairlane_server.api_keys.permissions import OF_DEPLOYMENT
-from fairlane_server.kafka.cluster_admin import ClusterError
-from producers.admin.app import AdminApi
+from tests.kit.admin_kit import admin_api
 from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
-
-
-class Away:
-    """A store that is unavailable."""
-
-    def __init__(self, *_parts: object) -> None:
-        pass
-
-    def __getattr__(self, name: str) -> Callable[..., NoReturn]:
-        def fail(*_arguments: object, **_named: object) -> NoReturn:
-            raise ClusterError("away")
-
-        return fail
 
 
 @pytest.fixture(scope="module")
 def app() -> FastAPI:
-    with ExitStack() as patched:
-        patched.enter_context(
-            patch(
-                "producers.admin.app.authentication",
-                lambda *_parts, **_more: SimpleNamespace(authenticator=ScriptedAuthenticator(), login=None),
-            )
-        )
-        for store in ("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "Observer"):
-            patched.enter_context(patch(f"producers.admin.app.{store}", Away))
-        return AdminApi(Settings()).app
+    return admin_api(Settings(), ScriptedAuthenticator()).app
 
 
 def test_every_route_declares_one_permission_of_the_deployment(app: FastAPI) -> None:

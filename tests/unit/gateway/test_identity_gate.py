@@ -27,13 +27,13 @@ from producers.gateway.identity.authentication import (
     MOST_CHARACTERS,
     Authenticator,
 )
+from producers.gateway.identity.compose import authentication
 from producers.gateway.identity.identity import AuthRefusal, Identity, RefusedError, answer, permit, require
 from producers.gateway.identity.jwks import KeySet
 from producers.gateway.identity.tokens import SignedTokens, TokenVerifier
 from producers.gateway.identity.users import Users
 from producers.gateway.limits.rate_buckets import RatePolicy
 from producers.gateway.limits.rate_limits import CallLimits, LocalRateLimits, owners_of, span_text
-from producers.gateway.login.compose import authentication
 from producers.gateway.pipeline.call_context import current
 from producers.openai_api.errors import GatewayError
 from tests.kit.identity_kit import (
@@ -431,15 +431,15 @@ def test_it_is_put_together_from_the_settings() -> None:
     async def run_it() -> None:
         dsn = "postgresql://fairlane:hush@127.0.0.1:1/fairlane"
         pool = DeadlinePool(dsn, "tests", 1)
-        assert authentication(Settings(postgres_dsn=dsn), pool, None, None).authenticator._tokens is None
+        assert authentication(Settings(postgres_dsn=dsn), pool, None).authenticator._tokens is None
         whole = Settings(
             postgres_dsn=dsn, jwt_issuer=ISSUER, jwt_audience=AUDIENCE, jwt_jwks_url="https://login.example/jwks"
         )
-        assert authentication(whole, pool, None, None).authenticator._tokens is not None
+        assert authentication(whole, pool, None).authenticator._tokens is not None
         trusting = Settings(postgres_dsn=dsn, gateway_trusted_proxies="10.0.0.0/8")
-        assert authentication(trusting, pool, None, None).authenticator._trusted_proxies == (ip_network("10.0.0.0/8"),)
+        assert authentication(trusting, pool, None).authenticator._trusted_proxies == (ip_network("10.0.0.0/8"),)
         with pytest.raises(ValueError, match="JWT_JWKS_URL"):
-            authentication(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), pool, None, None)
+            authentication(whole.model_copy(update={"jwt_jwks_url": "http://login.example/jwks"}), pool, None)
 
     asyncio.run(run_it())
 

@@ -17,12 +17,14 @@ from prometheus_client import REGISTRY
 from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import Role
 from fairlane_server.circuit_breaker import CircuitBreaker
+from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.sessions.session import Session, digest_of, new_secret
 from producers.gateway.edge import error_responses
 from producers.gateway.edge.access_log import CallLog
 from producers.gateway.identity.api_keys import KeyVerifier
 from producers.gateway.identity.authentication import Authenticator
 from producers.gateway.identity.browser_sessions import BrowserSessions
+from producers.gateway.identity.compose import browser_sessions
 from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.identity.site import Site
 from producers.gateway.identity.users import Users
@@ -686,14 +688,16 @@ def test_a_login_that_is_set_in_part_names_what_is_missing() -> None:
 )
 def test_a_login_that_cannot_be_is_refused_at_the_start(changed: dict[str, Any], problem: str) -> None:
     users = Users(MemoryIdentityStore(), 0, Clock(), CircuitBreaker())
-    there: Any = None if not changed else _AnyRedis()
+    there: Any = None if not changed else WatchedRedis(_AnyRedis(), _AnyRedis())  # type: ignore[arg-type]  # not called
+    settings = Settings(**(WHOLE | changed))
     with pytest.raises(ValueError, match=problem):
-        browser_login(Settings(**(WHOLE | changed)), there, there, users)
+        browser_login(settings, there, users, browser_sessions(settings, there, users))
 
 
 def test_without_an_issuer_there_is_no_login() -> None:
     users = Users(MemoryIdentityStore(), 0, Clock(), CircuitBreaker())
-    assert browser_login(Settings(), None, None, users) is None
+    assert browser_sessions(Settings(), None, users) is None
+    assert browser_login(Settings(), None, users, None) is None
 
 
 class _AnyRedis:

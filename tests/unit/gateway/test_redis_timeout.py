@@ -25,14 +25,13 @@ def test_whoever_asks_waits_as_long_as_the_setting_says() -> None:
             )
         )
         assert gateway._redis is not None
-        assert gateway._watch is not None
         asking = [
             asyncio.create_task(asked)
             for asked in (
                 gateway._results.find_seen("acme", "r-1"),
                 gateway._native.idempotency.begin("acme", "/v1/requests", "k", b"", "r-1"),
                 gateway._authenticator._limits._limits.take(["acme"], RatePolicy(1.0, 1)),
-                gateway._watch._answers(),
+                gateway._redis.watch._answers(),
             )
         ]
         await eventually_async(lambda: len(open_connections) == len(asking), what="all of them at Redis")
@@ -41,8 +40,7 @@ def test_whoever_asks_waits_as_long_as_the_setting_says() -> None:
             task.cancel()
         await asyncio.wait(asking)
         assert not gave_up
-        await gateway._watch.close()
-        await gateway._redis.aclose()
+        await gateway._redis.close()
         assert gateway._cache is not None
         await gateway._cache.aclose()
         for writer in open_connections:

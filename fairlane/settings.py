@@ -96,8 +96,8 @@ class Settings(KafkaSettings):
     postgres_dsn: SecretStr = SecretStr("postgresql://127.0.0.1:5432/fairlane")
     """Postgres connection of this process, as the role of its service."""
     postgres_owner_dsn: SecretStr | None = None
-    """Postgres connection of the role that owns the tables; used only by `fairlane db upgrade`, `keys`, `users`
-    and `audit`."""
+    """Postgres connection of the role that owns the tables; used only by `fairlane db upgrade`, `keys`, `users`,
+    `audit` and `tenants apply`."""
     postgres_role_prefix: str = Field("fairlane", pattern=r"^[a-z_][a-z0-9_]{0,47}$")
     """Beginning of the names of the services' roles in Postgres (PREFIX_gateway), to which `fairlane db upgrade` gives
     their rights."""

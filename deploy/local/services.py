@@ -44,6 +44,8 @@ class SetupStep:
         after: parts or steps that it needs.
         user: user of a secured Kafka that it acts as; empty: it does not use Kafka.
         as_owner: whether it gets the role that owns the tables.
+        postgres_role: role of Postgres that it acts as; None: it does not use Postgres.
+        without_postgres: more arguments, where the stack has no Postgres.
         env: added to the addresses of the parts.
     """
 
@@ -52,6 +54,8 @@ class SetupStep:
     after: tuple[str, ...]
     user: str = ""
     as_owner: bool = False
+    postgres_role: PostgresRole | None = None
+    without_postgres: tuple[str, ...] = ()
     env: Mapping[str, str] = field(default_factory=dict)
 
     def spec(self, endpoints: Endpoints, known: Sequence[str]) -> ProcessSpec:
@@ -59,10 +63,11 @@ class SetupStep:
         env = endpoints.owner_env if self.as_owner else endpoints.service_env
         if self.user:
             env |= endpoints.kafka_env(self.user)
+        on_postgres = endpoints.postgres_env(self.postgres_role)
         return ProcessSpec(
             name=self.name,
-            argv=(sys.executable, *self.arguments),
-            env={**env, "PYTHONUNBUFFERED": "1", **self.env},
+            argv=(sys.executable, *self.arguments, *(() if on_postgres else self.without_postgres)),
+            env={**env, **on_postgres, "PYTHONUNBUFFERED": "1", **self.env},
             without_env=_POSTGRES,
             depends_on=tuple(name for name in known if part_of(name) in self.after),
             one_shot=True,
@@ -122,8 +127,8 @@ class Service:
 
 
 def default_setup(credentials: Path | None = None) -> tuple[SetupStep, ...]:
-    """Topics, models, tenants, prices (in this order, they build on each other) and, beside them, the tables.
-    ``credentials``: folder of a secured Kafka's; its users get their rights before all."""
+    """The tables, and topics, models, tenants, prices, which build on each other; changes of tenants are recorded in
+    the tables. ``credentials``: folder of a secured Kafka's; its users get their rights before all."""
     command, operator = ("-m", "fairlane_server.cli"), _user(KafkaRole.OPERATOR)
     access = ("access", "apply", "--credentials", str(credentials))
     rights = SetupStep("setup-access", (*command, *access), after=("kafka",), user=ADMIN_USER)
@@ -131,9 +136,16 @@ def default_setup(credentials: Path | None = None) -> tuple[SetupStep, ...]:
         *(() if credentials is None else (rights,)),
         SetupStep("setup-topics", (*command, "topics", "apply"), after=("kafka", "setup-access"), user=operator),
         SetupStep("setup-models", (*command, "models", "apply"), after=("kafka", "setup-topics"), user=operator),
-        SetupStep("setup-tenants", (*command, "tenants", "apply"), after=("kafka", "setup-models"), user=operator),
-        SetupStep("setup-prices", (*command, "prices", "apply"), after=("kafka", "setup-tenants"), user=operator),
         SetupStep("setup-tables", (*command, "db", "upgrade"), after=("postgres",), as_owner=True),
+        SetupStep(
+            "setup-tenants",
+            (*command, "tenants", "apply"),
+            after=("kafka", "setup-models", "setup-tables"),
+            user=operator,
+            postgres_role=PostgresRole.OPERATOR,
+            without_postgres=("--no-audit",),
+        ),
+        SetupStep("setup-prices", (*command, "prices", "apply"), after=("kafka", "setup-tenants"), user=operator),
     )
 
 

@@ -1,7 +1,7 @@
 """The audit of what is administered: who changed what, in the table ``admin_events``, to which rows are only added."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -122,7 +122,8 @@ class EventFilter:
 
 
 class AdminAudit(Closing):
-    """The audit of all tenants, as the owner of the tables or the role of the admin API. For one thread at a time."""
+    """The audit of all tenants, as the owner of the tables or the role of the admin API; that of operators may only add
+    to it. For one thread at a time."""
 
     def __init__(self, dsn: str) -> None:
         self._kept = ReconnectingConnection(dsn, _APPLICATION_NAME, _CALL_TIMEOUT_S)
@@ -132,8 +133,12 @@ class AdminAudit(Closing):
 
     def note(self, event: AdminEvent) -> int:
         """Record an event on its own. Returns its id. Raises AuditError."""
+        return self.note_all([event])[0]
+
+    def note_all(self, events: Iterable[AdminEvent]) -> Sequence[int]:
+        """Record events, all or none. Returns their ids. Raises AuditError."""
         with self._transaction() as connection:
-            return event.note(connection)
+            return [event.note(connection) for event in events]
 
     def list(self, wanted: EventFilter, before: int | None, most: int) -> Sequence[RecordedEvent]:
         """Events with ids below ``before``, the latest first. Raises AuditError."""

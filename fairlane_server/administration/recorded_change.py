@@ -1,4 +1,4 @@
-"""Records a change outside of Postgres in the audit: before it begins, and how it ended."""
+"""Records changes outside of Postgres in the audit: before they begin, and how they ended."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,11 +10,11 @@ from fairlane_server.store_error import ReportableError
 
 
 @contextmanager
-def recorded_change(audit: AdminAudit, change: AdminEvent) -> Iterator[dict[str, object]]:
+def recorded_change(audit: AdminAudit, *changes: AdminEvent) -> Iterator[dict[str, object]]:
     """Record that the block starts, and its end with what the block adds to the yielded details, or with the reason
-    why it failed. Raises AuditError."""
-    started = replace(change, outcome=AdminEventOutcome.STARTED)
-    number = audit.note(started)
+    why it failed: for each of the changes that it makes together. Raises AuditError."""
+    started = [replace(change, outcome=AdminEventOutcome.STARTED) for change in changes]
+    numbers = audit.note_all(started)
     ended: dict[str, object] = {"reason": "the process failed"}
     outcome = AdminEventOutcome.FAILED
     try:
@@ -25,4 +25,7 @@ def recorded_change(audit: AdminAudit, change: AdminEvent) -> Iterator[dict[str,
         ended["reason"] = str(error)
         raise
     finally:
-        audit.note(replace(started, details=ended, outcome=outcome, of_event=number))
+        audit.note_all(
+            replace(one, details=ended, outcome=outcome, of_event=number)
+            for one, number in zip(started, numbers, strict=True)
+        )

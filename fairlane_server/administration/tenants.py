@@ -1,4 +1,5 @@
-"""Changes of single tenants, for the admin API: decided against what is published, recorded, then published."""
+"""Changes of tenants as the audit has them, and changes of one: decided against what is published, recorded, then
+published."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ class Tenants(Closing):
             remains = _NOTHING if wanted.tenant in published else self._remains(wanted.tenant)
             change = decide_set(published, wanted, etag, adopt=adopt, restore=restore, remains=remains)
             check_open_kafka(self._settings, published.keys() | {wanted.tenant})
-            with recorded_change(self._audit, _event(AdminEventKind.TENANT_SET, change, author.name)):
+            with recorded_change(self._audit, tenant_event(change, author.name)):
                 self._create_topics(wanted)
                 self._topic.publish([wanted])
                 if restore:
@@ -163,7 +164,7 @@ class Tenants(Closing):
         Raises as ``set``."""
         with self._locked():
             change = decide_removal(self._topic.read(), tenant, etag)
-            with recorded_change(self._audit, _event(AdminEventKind.TENANT_REMOVED, change, author.name)):
+            with recorded_change(self._audit, tenant_event(change, author.name)):
                 # First, so that a call that fails behind it can be repeated.
                 revoked = self._keys.bar_tenant(tenant, author=author)
                 self._topic.publish([], [tenant])
@@ -201,8 +202,12 @@ class Tenants(Closing):
             raise AuditError(f"tenants cannot be locked: {reason(error)}") from None
 
 
-def _event(kind: AdminEventKind, change: TenantChange, author: str) -> AdminEvent:
-    details = {"before": _document(change.before), "after": _document(change.after)}
+def tenant_event(change: TenantChange, author: str, kafka_user: str | None = None) -> AdminEvent:
+    """The change as the audit has it. ``kafka_user``: of a command, whose author is what it says of itself."""
+    kind = AdminEventKind.TENANT_REMOVED if change.after is None else AdminEventKind.TENANT_SET
+    details: dict[str, object] = {"before": _document(change.before), "after": _document(change.after)}
+    if kafka_user is not None:
+        details["kafka_user"] = kafka_user
     return AdminEvent(kind, change.tenant, author, details=details)
 
 

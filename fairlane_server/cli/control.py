@@ -1,7 +1,9 @@
 """``fairlane tenants`` and ``fairlane models``: publish the records of the two files, topics first."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import asdict
+from functools import partial
 from typing import Annotated, TypeVar
 
 import typer
@@ -18,6 +20,7 @@ from fairlane_server.cli.output import (
     ReplicationFactor,
     TenantsFile,
     TopicsFile,
+    fail,
     say,
     settings_with,
     show_json,
@@ -42,11 +45,18 @@ from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load
 
 RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion | ModelPrices)
 
+State = Mapping[str, RecordT | None]
+Recorded = Callable[[State[RecordT], State[RecordT]], AbstractContextManager[None]]
+"""Records a change: published records as they were, and those that change as they will be; None is none."""
+
 tenants = typer.Typer(help="The tenants, from deploy/tenants.yaml.", no_args_is_help=True)
 models = typer.Typer(help="The models and their pools, from deploy/models.yaml.", no_args_is_help=True)
 
 DeleteTenants = Annotated[
     bool, typer.Option("--delete", help="Withdraw tenants that the file no longer names. Their topics stay.")
+]
+NoAudit = Annotated[
+    bool, typer.Option("--no-audit", help="Publish without a record in the audit, for instance without Postgres.")
 ]
 DeleteModels = Annotated[
     bool, typer.Option("--delete", help="Withdraw models that the file no longer names. Topics of pools stay.")
@@ -62,12 +72,14 @@ def apply_tenants(
     *,
     delete: DeleteTenants = False,
     force: Force = False,
+    no_audit: NoAudit = False,
     as_json: AsJson = False,
 ) -> None:
     """Create the tenants' topics, then publish the tenants that are new or changed to every process.
 
     Running processes know a new tenant within seconds. May be repeated. Tenants that the admin API manages stay as they
-    are; with --force those of the file are taken over from it.
+    are; with --force those of the file are taken over from it. What is published is recorded in the audit, as
+    POSTGRES_OWNER_DSN (else POSTGRES_DSN).
     """
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, tenants_file=tenants_file)
     specs = {spec.tenant: spec for spec in load_tenants(settings.tenants_file)}
@@ -85,11 +97,43 @@ def apply_tenants(
     cluster = ClusterAdmin(settings)
     apply_records(
         *(cluster, reported, topics, replication_factor, control, specs),
+        recorded=_warned if no_audit else partial(_recorded, settings),
         foreign=foreign,
         force=force,
         delete=delete,
         as_json=as_json,
     )
+
+
+@contextmanager
+def _warned(_before: State[TenantSpec], after: State[TenantSpec]) -> Iterator[None]:
+    yield
+    if after:
+        warn(f"the audit has no record of the changes of {', '.join(after)}")
+
+
+@contextmanager
+def _recorded(settings: Settings, before: State[TenantSpec], after: State[TenantSpec]) -> Iterator[None]:
+    """Record the changes as they begin and end. Ends the command if that cannot be begun."""
+    if not after:
+        yield
+        return
+    from fairlane_server.administration.events import AdminAudit, AuditError, command_author
+    from fairlane_server.administration.recorded_change import recorded_change
+    from fairlane_server.administration.tenants import TenantChange, tenant_event
+
+    author, user = command_author(), settings.kafka_sasl_username
+    events = [
+        tenant_event(TenantChange(name, before.get(name), spec), author, kafka_user=user)
+        for name, spec in after.items()
+    ]
+    dsn = settings.postgres_owner_dsn or settings.postgres_dsn
+    with AdminAudit(dsn.get_secret_value()) as audit, ExitStack() as stack:
+        try:
+            stack.enter_context(recorded_change(audit, *events))
+        except AuditError as error:
+            fail(f"{error}: no tenant was published (--no-audit publishes without a record)")
+        yield
 
 
 @models.command("apply")
@@ -131,6 +175,7 @@ def apply_records(
     control: ControlTopic[RecordT],
     records: Mapping[str, RecordT],
     *,
+    recorded: "Recorded[RecordT]" = lambda _before, _after: nullcontext(),
     foreign: Collection[str] = (),
     force: bool,
     delete: bool,
@@ -138,8 +183,8 @@ def apply_records(
 ) -> None:
     """Create ``topics``, then publish changed records and, with ``delete``, withdraw removed ones; print what was done.
 
-    ``families`` are those whose extra topics are reported; ``foreign`` are records that something else manages. Raises
-    ClusterError.
+    ``families`` are those whose extra topics are reported; ``recorded`` records what is published; ``foreign`` are
+    records that something else manages. Raises ClusterError.
     """
     plan = make_plan(cluster, families, topics, replication_factor)
     applied = carry_out(cluster, plan, force=force)
@@ -147,9 +192,11 @@ def apply_records(
         show_applied(applied, len(topics))
     show_findings(plan.findings)
     fail_if_any_failed(applied)
-    publication = compare(records, control.read(), foreign)
+    published = control.read()
+    publication = compare(records, published, foreign)
     withdrawn = publication.unknown if delete else ()
-    control.publish(publication.changed.values(), withdrawn)
+    with recorded(published, {**publication.changed, **dict.fromkeys(withdrawn)}):
+        control.publish(publication.changed.values(), withdrawn)
     if as_json:
         show_json(
             {

@@ -89,6 +89,7 @@ _KEY = (
     "key_id, tenant, name, role, scopes, grants, subject, rotated_from, "
     "created_at, expires_at, revoked_at, last_used_at"
 )
+_EVENT = "tenant, event, key_id, subject, author, details, outcome, of_event"
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms, reserved_nanos"
 # For the roles that fill collections.
 _FILLED = {
@@ -209,6 +210,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "audit_logs": "SELECT",
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
+            # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.
+            "admin_events": f"SELECT (event_id), INSERT ({_EVENT})",
             **_FILLED,
             "alembic_version": "SELECT",
         },
@@ -220,7 +223,9 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             *_ERASING,
         ),
         sequences=_NUMBERS,
-        all_tenants=frozenset({"results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"}),
+        all_tenants=frozenset(
+            {"results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs", "admin_events"}
+        ),
     ),
     # The admin API: keys without their hashes, users, barred tenants, and an audit to which it can only add. Of what is
     # left of a removed tenant it gets the names of tables.
@@ -229,7 +234,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "api_keys": f"SELECT ({_KEY}), INSERT, UPDATE (expires_at, revoked_at)",
             "users": "SELECT, INSERT, UPDATE (role, disabled, grants, updated_at)",
             "barred_tenants": "SELECT, INSERT, DELETE",
-            "admin_events": "SELECT, INSERT",
+            "admin_events": f"SELECT, INSERT ({_EVENT})",
         },
         functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
         all_tenants=frozenset({"api_keys", "users", "barred_tenants", "admin_events"}),

@@ -88,9 +88,13 @@ def test_the_services_are_those_of_the_embedded_stack() -> None:
 
 
 def test_the_setup_is_that_of_the_embedded_stack_and_fills_the_registry_first() -> None:
-    steps = [command for name in ("setup", "setup-tables") for command in services()[name].python_commands]
+    tables = services()["setup-tables"].python_commands
     register = ("-m", "fairlane_server.cli", "schemas", "register")
-    assert steps == [register, *(step.arguments for step in default_setup(Path("/credentials")))]
+    steps = [step.arguments for step in default_setup(Path("/credentials"))]
+    assert services()["setup"].python_commands == (register, *(step for step in steps if step not in tables))
+    assert len(tables) == 1
+    assert {*tables} < {*steps}
+    assert "setup-tables" in services()["setup"].raw["depends_on"]
 
 
 def test_every_pool_has_a_consumer() -> None:
@@ -184,12 +188,14 @@ def test_each_service_connects_to_postgres_as_its_own_role_and_the_others_not_at
         for service in OWN_CONTAINERS
         if "POSTGRES_DSN" in service.environment
     }
+    # It changes tenants, which is recorded there.
+    assert roles.pop("setup") == PostgresRole.OPERATOR.name_in()
     assert roles == {role.value: role.name_in() for role in PostgresRole}
     embedded = {one.name.removesuffix("-1"): one.postgres_role for one in default_services() if one.postgres_role}
     assert embedded == {role.value: role for role in PostgresRole if role is not PostgresRole.OPERATOR}
     for service in OWN_CONTAINERS:
         known = {name for name, word in PASSWORDS.items() if name.startswith("POSTGRES") and word in str(service.raw)}
-        own = {"setup-tables": "POSTGRES_OWNER_PASSWORD"} | {
+        own = {"setup-tables": "POSTGRES_OWNER_PASSWORD", "setup": "POSTGRES_OPERATOR_PASSWORD"} | {
             name: f"POSTGRES_{name.upper()}_PASSWORD" for name in roles
         }
         # POSTGRES_ADMIN_PASSWORD is the superuser's.

@@ -5,7 +5,8 @@ Every test has families and control topics of its own: the broker is shared, and
 
 import json
 import threading
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
+from fairlane_server.administration.events import AdminAudit, EventFilter, RecordedEvent, command_author
 from fairlane_server.cli import control as control_cli
 from fairlane_server.control import published_tenants
 from fairlane_server.control.publisher import ControlTopic
@@ -26,6 +28,7 @@ from fairlane_server.models import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
+from tests.kit.stack import PostgresServer, migrated_database
 
 pytestmark = pytest.mark.broker
 
@@ -91,6 +94,13 @@ def settings(broker: str) -> KafkaSettings:
     return KafkaSettings(kafka_bootstrap_servers=broker)
 
 
+@pytest.fixture(scope="module")
+def tables(postgres: PostgresServer) -> Iterator[PostgresServer]:
+    """Tables, to which changes of tenants are recorded."""
+    with migrated_database(postgres, f"apply{uuid.uuid4().hex[:12]}") as made:
+        yield made
+
+
 @pytest.fixture
 def folder(tmp_path: Path, unique: str) -> Path:
     """A deployment of its own: the three files that commands read."""
@@ -102,11 +112,17 @@ def folder(tmp_path: Path, unique: str) -> Path:
 
 @pytest.fixture
 def run(
-    broker: str, folder: Path, unique: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    broker: str,
+    tables: PostgresServer,
+    folder: Path,
+    unique: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Run:
     """Runs a command with --json in that deployment: exit status, what it printed, what it complained about."""
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
     monkeypatch.setenv("ALLOW_OPEN_KAFKA", "true")
+    monkeypatch.setenv("POSTGRES_DSN", tables.operator_dsn)
     monkeypatch.setenv("TENANTS_FILE", str(folder / "tenants.yaml"))
     monkeypatch.setenv("MODELS_FILE", str(folder / "models.yaml"))
     for module in (control_cli, published_tenants):
@@ -308,6 +324,64 @@ def test_tenants_are_published_when_they_change(run: Run, folder: Path) -> None:
     assert run("tenants", "apply")[1]["unknown"] == []
     # Its topic stays: what is in it may still be wanted.
     assert "requests.acme" in run("topics", "plan")[1]["findings"][0]["topic"]
+
+
+def test_changes_of_tenants_are_in_the_audit_with_what_was_before(
+    run: Run, folder: Path, tables: PostgresServer
+) -> None:
+    with AdminAudit(tables.owner_dsn) as audit:
+        known = {event.event_id for event in audit.list(EventFilter(), None, 1_000)}
+
+        def new() -> list[RecordedEvent]:
+            found = [one for one in reversed(audit.list(EventFilter(), None, 1_000)) if one.event_id not in known]
+            known.update(one.event_id for one in found)
+            return found
+
+        assert run("tenants", "apply")[0] == 0
+        events = new()
+        assert [(one.tenant, one.event, one.outcome) for one in events] == [
+            ("acme", "tenant_set", "started"),
+            ("globex", "tenant_set", "started"),
+            ("acme", "tenant_set", "done"),
+            ("globex", "tenant_set", "done"),
+        ]
+        assert [one.of_event for one in events] == [None, None, events[0].event_id, events[1].event_id]
+        assert {one.author for one in events} == {command_author()}
+        assert {one.database_role for one in events} == {"fairlane_operator"}
+        assert events[1].details["before"] is None
+        assert events[1].details["after"]["weight"] == 2.0
+
+        assert run("tenants", "apply")[0] == 0
+        assert new() == [], "nothing changed"
+
+        (folder / "tenants.yaml").write_text("tenants:\n  - tenant: globex\n    weight: 3\n")
+        assert run("tenants", "apply", "--delete")[1]["withdrawn"] == ["acme"]
+        events = new()
+        assert [(one.tenant, one.event, one.outcome) for one in events] == [
+            ("globex", "tenant_set", "started"),
+            ("acme", "tenant_removed", "started"),
+            ("globex", "tenant_set", "done"),
+            ("acme", "tenant_removed", "done"),
+        ]
+        weights = [events[0].details[when]["weight"] for when in ("before", "after")]
+        assert weights == [2.0, 3.0]
+        assert events[1].details["after"] is None
+
+
+def test_without_postgres_tenants_change_only_if_that_is_asked_for(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, tables: PostgresServer
+) -> None:
+    monkeypatch.setenv("POSTGRES_DSN", "postgresql://127.0.0.1:1/nothing")
+    code, printed, complaints = run("tenants", "apply")
+    assert (code, printed) == (1, None)
+    assert complaints.startswith("error: the audit: ")
+    assert complaints.endswith(": no tenant was published (--no-audit publishes without a record)\n")
+    assert run("tenants", "list")[1]["tenants"] == []
+    code, applied, complaints = run("tenants", "apply", "--no-audit")
+    assert (code, applied["published"]) == (0, ["acme", "globex"])
+    assert complaints == "warning: the audit has no record of the changes of acme, globex\n"
+    # Where nothing changes, nothing is to be recorded.
+    assert run("tenants", "apply")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -131,16 +131,21 @@ def test_every_service_gets_the_urls_of_its_own_user_of_redis_and_no_others(fold
     with with_redis(folder, "redis", "redis-cache") as stack:
         found = {one.name: one.spec(stack.endpoints, 20_001, ()).env for one in default_services()}
         endpoints = stack.endpoints
-    users = {"dispatcher-1": "fairlane_dispatcher", "gateway-1": GATEWAY, "consumer-generate-1": "fairlane_consumer"}
+    users = {
+        "dispatcher-1": "fairlane_dispatcher",
+        "gateway-1": GATEWAY,
+        "admin-1": "fairlane_admin",
+        "consumer-generate-1": "fairlane_consumer",
+    }
     for name, env in found.items():
         given = {variable: urlsplit(env[variable]) for variable in ("REDIS_URL", "REDIS_CACHE_URL") if variable in env}
         user = users.get(name.replace("-encode-", "-generate-"))
         assert {url.username for url in given.values()} == ({user} if user else set()), name
-        assert ("REDIS_URL" in given) is (name in {"dispatcher-1", "gateway-1"}), name
+        assert ("REDIS_URL" in given) is (name in {"dispatcher-1", "gateway-1", "admin-1"}), name
     assert urlsplit(endpoints.redis_url).username == urlsplit(endpoints.redis_cache_url).username == "fairlane_operator"
     words = {urlsplit(url).password for env in found.values() for url in env.values() if url.startswith("redis")}
     words |= {urlsplit(endpoints.redis_url).password}
-    assert len(words) == 6, "a password for each user of each server"
+    assert len(words) == 7, "a password for each user of each server"
     servers = [Redis(folder / name, 1, name, folder / "credentials") for name in ("redis", "redis-cache")]
     argv = [word for server in servers for word in server.spec().argv]
     shown = " ".join([*argv, repr(endpoints), str(endpoints.masked())])

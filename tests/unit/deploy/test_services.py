@@ -1,6 +1,7 @@
 """What the stack runs of ours, in which order and with which environment."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,19 +102,20 @@ def test_only_the_step_that_makes_tables_gets_their_owner() -> None:
     assert [spec.argv[3:] for spec in specs] == [
         ("topics", "apply"),
         ("models", "apply"),
+        ("db", "upgrade"),
         ("tenants", "apply"),
         ("prices", "apply"),
-        ("db", "upgrade"),
     ]
     assert [spec.depends_on for spec in specs] == [
         ("kafka",),
         ("kafka", "setup-topics"),
-        ("kafka", "setup-models"),
-        ("kafka", "setup-tenants"),
         ("postgres",),
+        ("kafka", "setup-models", "setup-tables"),
+        ("kafka", "setup-tenants"),
     ]
-    assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, False, False, True]
-    assert not any("POSTGRES_DSN" in spec.env for spec in specs)
+    assert ["POSTGRES_OWNER_DSN" in spec.env for spec in specs] == [False, False, True, False, False]
+    dsns = [spec.env.get("POSTGRES_DSN") for spec in specs]
+    assert dsns == [None, None, None, DSNS[PostgresRole.OPERATOR], None]
     assert all({"POSTGRES_DSN", "POSTGRES_OWNER_DSN"} < {*spec.without_env} for spec in specs)
 
 
@@ -133,6 +135,14 @@ def test_each_service_gets_its_own_way_into_postgres_and_who_needs_none_gets_non
     assert all({*spec.without_env} == variables for spec in specs)
 
 
+def test_without_postgres_tenants_are_set_up_without_a_record_in_the_audit() -> None:
+    step = next(step for step in default_setup() if step.name == "setup-tenants")
+    spec = step.spec(replace(ENDPOINTS, postgres_dsns={}), ["kafka"])
+    assert spec.argv[3:] == ("tenants", "apply", "--no-audit")
+    assert "POSTGRES_DSN" not in spec.env
+    assert step.spec(ENDPOINTS, []).argv[3:] == ("tenants", "apply")
+
+
 def test_a_step_waits_for_every_broker() -> None:
     topics = default_setup()[0]
     known = ["kafka-1-format", "kafka-1", "kafka-2", "kafka-3", "postgres"]
@@ -140,7 +150,7 @@ def test_a_step_waits_for_every_broker() -> None:
 
 
 def test_a_step_does_not_wait_for_a_part_that_is_external() -> None:
-    tables = default_setup()[-1]
+    tables = next(step for step in default_setup() if step.as_owner)
     assert tables.spec(ENDPOINTS, ["kafka"]).depends_on == ()
 
 

@@ -12,12 +12,13 @@ from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.administration import dead_letters as office_module
 from fairlane_server.administration.dead_letters import DeadLetterOffice, Place, ReplayWish
-from fairlane_server.administration.events import AdminEvent, AuditError
+from fairlane_server.administration.events import AuditError
 from fairlane_server.dead_letters.bulk import TOPICS, DeadLetters
 from fairlane_server.dead_letters.letters import Letter, ReplayMark, StoredRecord
 from fairlane_server.dead_letters.log import PartitionRange
 from fairlane_server.dead_letters.selection import Selection
 from fairlane_server.kafka.cluster_admin import ClusterError
+from tests.kit.memory_audit import MemoryAudit
 
 REQUESTS, WORK = TOPICS[DeadLetters.REQUESTS], TOPICS[DeadLetters.WORK]
 PROMPT = "a secret"
@@ -57,25 +58,11 @@ class MemoryLog:
         return found if isinstance(found, Letter) else None
 
 
-class Audit:
-    """Records in memory; may be away."""
-
-    def __init__(self) -> None:
-        self.events: list[AdminEvent] = []
-        self.is_away = False
-
-    def note(self, event: AdminEvent) -> int:
-        if self.is_away:
-            raise AuditError("away")
-        self.events.append(event)
-        return len(self.events)
-
-
 @contextmanager
-def opened(records: dict[str, list[Letter | ReplayMark | None]]) -> Iterator[tuple[DeadLetterOffice, Audit]]:
-    audit = Audit()
+def opened(records: dict[str, list[Letter | ReplayMark | None]]) -> Iterator[tuple[DeadLetterOffice, MemoryAudit]]:
+    audit = MemoryAudit()
     with patch.object(office_module, "DeadLetterReader", lambda *_: MemoryLog(records)):
-        yield DeadLetterOffice(Settings(), default_codec(), audit), audit  # type: ignore[arg-type]  # a double
+        yield DeadLetterOffice(Settings(), default_codec(), audit), audit
 
 
 MANY: dict[str, list[Letter | ReplayMark | None]] = {

@@ -65,7 +65,8 @@ def test_every_role_has_rights_and_a_name() -> None:
 def test_only_the_admin_api_reads_keys_and_users_and_nobody_truncates(role: PostgresRole) -> None:
     rights = RIGHTS[role]
     identities = {"api_keys", "users", "admin_events"}
-    assert identities & rights.tables.keys() == (identities if role is PostgresRole.ADMIN else set())
+    adding = {"admin_events"} if role is PostgresRole.OPERATOR else set()
+    assert identities & rights.tables.keys() == (identities if role is PostgresRole.ADMIN else adding)
     assert rights.all_tenants <= rights.tables.keys()
     verbs = {verb for given in rights.tables.values() for verb, _ in privileges(given)}
     assert verbs <= {"SELECT", "INSERT", "UPDATE", "DELETE"}
@@ -76,6 +77,15 @@ def test_the_admin_api_reads_no_hash_of_a_key_and_changes_no_event() -> None:
     keys, events = privileges(tables["api_keys"]), privileges(tables["admin_events"])
     assert not {("SELECT", "secret_sha256"), ("SELECT", ""), ("UPDATE", "secret_sha256"), ("UPDATE", "")} & keys
     assert {verb for verb, _ in events} == {"SELECT", "INSERT"}
+
+
+def test_who_adds_to_the_audit_cannot_say_who_or_when_it_is_and_operators_read_nothing_of_it() -> None:
+    for role in (PostgresRole.ADMIN, PostgresRole.OPERATOR):
+        events = privileges(RIGHTS[role].tables["admin_events"])
+        added = {column for verb, column in events if verb == "INSERT"}
+        assert not {"", "database_role", "occurred_at", "event_id"} & added
+    # To name the event that another one ends.
+    assert {column for verb, column in events if verb == "SELECT"} == {"event_id"}
 
 
 def test_who_answers_for_one_tenant_never_sees_all_of_them() -> None:

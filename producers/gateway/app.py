@@ -1,7 +1,7 @@
 """Composition root of the gateway: reads the settings, wires the parts and owns their lifespan."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Literal
@@ -13,8 +13,11 @@ from starlette.responses import Response
 
 from fairlane import logs
 from fairlane.client.connector import KafkaConnector
+from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.names import gateway_chunks_group
+from fairlane.outcomes import Code
+from fairlane.records import InferenceReply
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.erasure.expiry import Lifetimes
@@ -179,7 +182,7 @@ class Gateway:
         )
         pending = self._pending = Pending(settings.gateway_max_in_flight, self._chunks, self._results.find_reply)
         self._submitter = Submitter(codec, self._publisher, pending, lambda: self._directory.registry, latest_load)
-        self._replies = ReplyReader(settings, codec, pending, self._results.remember, self._died)
+        self._replies = ReplyReader(settings, codec, pending, self._replied, self._died)
         self._load = LoadWatch(settings, codec, lambda view: self._soon(latest_load.look, view), self._died)
 
     @property
@@ -382,6 +385,12 @@ class Gateway:
             loop.run_in_executor(None, self._load.stop),
             loop.run_in_executor(None, self._directory.stop),
         )
+
+    def _replied(self, replies: Sequence[InferenceReply]) -> None:
+        """Replies were read, on the reader's thread."""
+        self._results.remember(replies)
+        if refused := [reply for reply in replies if reply.code == Code.INSUFFICIENT_QUOTA]:
+            self._soon(self._submitter.spent.learn, refused, now_ms())
 
     def _died(self, error: BaseException) -> None:
         """A thread has died."""

@@ -1,7 +1,7 @@
 """Submit requests to Kafka."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fairlane import cloud_events, metrics
 from fairlane.client.connector import KafkaHeaders
@@ -16,6 +16,7 @@ from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
 from producers.gateway.pipeline.pending import Pending, PendingReply
 from producers.gateway.pipeline.publisher import AsyncPublisher, draining
+from producers.gateway.pipeline.spent_budgets import SpentBudgets
 from producers.openai_api.errors import GatewayError
 
 
@@ -28,6 +29,7 @@ class Submitter:
     pending: Pending
     registry: Callable[[], RegistrySnapshot]
     load: LatestLoad
+    spent: SpentBudgets = field(default_factory=SpentBudgets)
     clock: ClockMs = now_ms
     is_draining: bool = False
 
@@ -46,12 +48,11 @@ class Submitter:
         """
         if self.is_draining:
             raise draining()
-        refusal = reject_early(tenant, request, self.registry(), self.load, self.clock())
+        request_id, caller = request.request_id, current()
+        refusal = self._refusal(tenant, request, caller.requested_by)
         if refusal is not None:
             metrics.GATEWAY_REFUSED_EARLY.labels(code=refusal.code).inc()
             raise refusal
-        request_id = request.request_id
-        caller = current()
         published = replace(request, tenant=tenant, reply_to=GATEWAY_REPLIES, requested_by=caller.requested_by)
         value = self._encoded(published, tenant)
         streamed = request.parameters.stream
@@ -75,6 +76,12 @@ class Submitter:
         value = self.codec.encode(CancelRequest(request_id, tenant))
         headers: KafkaHeaders = list(cloud_events.of_cancellation(tenant, request_id))
         await self.publisher.publish(requests_topic(tenant), request_id, value, headers)
+
+    def _refusal(self, tenant: str, request: InferenceRequest, caller: str | None) -> GatewayError | None:
+        registry, now_ms = self.registry(), self.clock()
+        refusal = reject_early(tenant, request, registry, self.load, now_ms)
+        spec = None if registry.tenants is None else registry.tenants.get(tenant)
+        return refusal if refusal is not None or spec is None else self.spent.refusal(spec, request, caller, now_ms)
 
     def _encoded(self, request: InferenceRequest, tenant: str) -> bytes:
         try:

@@ -12,6 +12,8 @@ from fairlane import headers as names_of_headers
 from fairlane.names import GATEWAY_REPLIES
 from fairlane.outcomes import Code
 from fairlane.records import (
+    Budget,
+    BudgetNotice,
     CancelRequest,
     InferenceReply,
     InferenceRequest,
@@ -34,6 +36,7 @@ from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually_async
 
 WAIT_S = 20.0
+NOW_MS = 1_760_000_000_000
 PARTITIONS = 12
 OWNED = frozenset(range(6))
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))
@@ -119,6 +122,30 @@ def test_what_would_be_refused_is_not_published() -> None:
         wrong = await refused(submitter, metadata={"a": 1})
         assert (wrong.status, wrong.code) == (400, Code.INVALID)
         assert not bench.log.records
+
+    bench.run(test)
+
+
+def test_what_a_spent_budget_would_refuse_is_not_published() -> None:
+    bench = Bench()
+    of_key = Budget("each_key", "day", "XTS", hard_nanos=10)
+    spent = BudgetNotice("hard", "each_key", "day", "XTS", 10, 11, 0, NOW_MS + 60_000, "key:1")
+
+    async def test(submitter: Submitter) -> None:
+        acme = TenantSpec("acme", budgets=(of_key,))
+        submitter.registry = lambda: RegistrySnapshot({"acme": acme}, REGISTRY.models)
+        submitter.clock = lambda: NOW_MS
+        refusal = InferenceReply("other", "acme", "rejected", code=Code.INSUFFICIENT_QUOTA, budget=spent)
+        submitter.spent.learn([refusal], NOW_MS)
+        caller = CallContext()
+        present.set(caller)
+        caller.requested_by = "key:1"
+        early = await refused(submitter)
+        assert (early.status, early.code, early.budget) == (429, Code.INSUFFICIENT_QUOTA, spent)
+        assert not bench.log.records
+        caller.requested_by = "key:2"
+        (await submitter.submit("acme", request(submitter))).forget()
+        assert len(bench.log.records) == 1
 
     bench.run(test)
 

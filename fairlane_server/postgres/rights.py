@@ -130,7 +130,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "models": "SELECT, INSERT, UPDATE, DELETE",
             "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
-            "erased": "SELECT",
+            # Requests that an erasure of their conversation covers get tombstones of their own.
+            "erased": "SELECT, INSERT",
             # Compared with what a tenant spends now.
             "usage_hourly": "SELECT",
         },
@@ -168,6 +169,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "document_id_of(bigint, text)",
             *_ERASING,
             "unfinished_erasures(integer, integer)",
+            "request_is_erased(text)",
         ),
     ),
     # The runner, its removal of expired files, and the commands of `python -m producers.backfill`.

@@ -4,11 +4,13 @@ The log keeps the records until their retention ends; the table ``erased`` has a
 each request that was erased. The replay of a dead letter has an id and a time of its own, and the text of before.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
+from typing import Any
 
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import RESULTS, TURNS
+from stream_processors.recorder.tables import RESULTS, TURNS, Table
 
 CONVERSATION, REQUEST = "conversation", "request"
 
@@ -30,6 +32,23 @@ def subjects(projection: Projection) -> list[Subject]:
     return sorted(found)
 
 
+def erased_with_conversation(projection: Projection, erased: Mapping[Subject, int]) -> list[tuple[str, str, str]]:
+    """Requests with a result here that was erased with its conversation while it was under way: tenant, request and
+    conversation. Who asks for one of them knows its id alone."""
+    if not erased:
+        return []
+    place_of, found = _place_of(RESULTS), set()
+    for layer in projection.layers.get(RESULTS.name, ()):
+        for row in layer:
+            tenant, request_id, *times = place_of(row)
+            conversation = projection.conversations.get((tenant, request_id))
+            if conversation is None or Subject(tenant, REQUEST, request_id) in erased:
+                continue
+            if _is_erased(projection, erased, tenant, request_id, *times):
+                found.add((tenant, request_id, conversation))
+    return sorted(found)
+
+
 def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
     """Take out the results and turns of what was erased. Returns how many.
 
@@ -44,15 +63,19 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
     for table in (RESULTS, TURNS):
         if (layers := projection.layers.get(table.name)) is None:
             continue
-        columns = list(table.columns)
-        places = [columns.index(name) for name in ("tenant", "request_id", "submitted_at_ms", "replied_at_ms")]
-        kept = []
+        place_of, kept = _place_of(table), []
         for layer in layers:
-            rows = [row for row in layer if not _is_erased(projection, erased, *(row[place] for place in places))]
+            rows = [row for row in layer if not _is_erased(projection, erased, *place_of(row))]
             dropped += len(layer) - len(rows)
             kept.append(rows)
         projection.layers[table.name] = [layer for layer in kept if layer]
     return dropped
+
+
+def _place_of(table: Table) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
+    """Tenant, request, and the times of submission and reply of a row."""
+    columns = list(table.columns)
+    return itemgetter(*map(columns.index, ("tenant", "request_id", "submitted_at_ms", "replied_at_ms")))
 
 
 def _is_erased(

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
-from stream_processors.recorder.erased import Subject, drop_erased, subjects
+from stream_processors.recorder.erased import Subject, drop_erased, erased_with_conversation, subjects
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import ALL_TABLES, RESULTS, Table
@@ -54,6 +54,16 @@ SELECT about.tenant, about.kind, about.name, before_ms
 FROM unnest(%s::text[], %s::text[], %s::text[]) AS about (tenant, kind, name)
 JOIN erased ON erased.tenant = about.tenant AND erased.kind = about.kind
     AND erased.digest = sha256(convert_to(about.name, 'UTF8'))
+"""
+# In one order, as rows are elsewhere.
+_TOMBSTONES = b"""
+INSERT INTO erased (tenant, kind, digest, before_ms, kept_until_ms, is_named)
+SELECT gone.tenant, 'request', sha256(convert_to(gone.request_id, 'UTF8')), mark.before_ms, mark.kept_until_ms, false
+FROM unnest(%s::text[], %s::text[], %s::text[]) AS gone (tenant, request_id, conversation)
+JOIN erased AS mark ON mark.tenant = gone.tenant AND mark.kind = 'conversation'
+    AND mark.digest = sha256(convert_to(gone.conversation, 'UTF8'))
+ORDER BY 1, 3
+ON CONFLICT (tenant, kind, digest) DO NOTHING
 """
 _NAME = """
 UPDATE source_offsets AS stored SET topic_id = named.topic_id
@@ -135,7 +145,7 @@ class RecorderStore:
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)
                 if RESULTS.name in projection.layers:
-                    drop_erased(projection, _erased(connection, projection))
+                    _leave_out_erased(connection, projection)
             for table in ALL_TABLES:
                 for rows in projection.layers.get(table.name, ()):
                     repetitions += _insert(connection, table, rows)
@@ -173,6 +183,13 @@ def _erased(connection: psycopg.Connection, projection: Projection) -> dict[Subj
         return {}
     asked = _columns(((one.tenant, one.kind, one.name) for one in subjects(projection)), 3)
     return {Subject(*about): before_ms for *about, before_ms in connection.execute(_ERASED, asked)}
+
+
+def _leave_out_erased(connection: psycopg.Connection, projection: Projection) -> None:
+    erased = _erased(connection, projection)
+    if requests := erased_with_conversation(projection, erased):
+        connection.execute(_TOMBSTONES, _columns(requests, 3))
+    drop_erased(projection, erased)
 
 
 def _insert(connection: psycopg.Connection, table: Table, rows: list[tuple[Any, ...]]) -> list[Repetition]:

@@ -153,6 +153,33 @@ def test_what_was_under_way_is_not_stored_and_what_is_sent_later_is(bench: Erasu
         assert turns(client, "orders") == ["parrot"]
 
 
+def known_as_erased(bench: ErasureBench, *request_ids: str, tenant: str = "acme") -> list[bool]:
+    """Whether the gateway is told that requests with these ids were erased."""
+    with connect(bench.database.gateway_dsn, "test") as connection:
+        act_for(connection, tenant)
+        asked = [connection.execute("SELECT request_is_erased(%s)", (one,)).fetchone() for one in request_ids]
+    return [row is not None and bool(row[0]) for row in asked]
+
+
+def test_requests_of_an_erased_conversation_are_known_by_their_ids_to_their_tenant_alone(bench: ErasureBench) -> None:
+    talk(bench, "orders", 2)
+    talk(bench, "bills", 1)
+    ids = ("orders-0", "orders-1", "late")
+    with bench.client() as client:
+        assert known_as_erased(bench, *ids) == [False, False, False]
+        assert client.delete("/v1/conversations/orders").status_code == 200
+        assert known_as_erased(bench, *ids, "bills-0") == [True, True, False, False]
+        # It was under way, and comes now.
+        bench.record([reply("late", "orders", SECRET, SECRET, now_ms() - 60 * SECOND_MS)])
+        assert known_as_erased(bench, *ids, "bills-0") == [True, True, True, False]
+        assert client.post("/v1/erasures", json={"request_ids": ["bills-0"]}).status_code == 200
+        assert known_as_erased(bench, "bills-0") == [True]
+    assert known_as_erased(bench, *ids, "bills-0", tenant="globex") == [False] * 4
+    bench.read_log_again()
+    assert known_as_erased(bench, *ids) == [True, True, True]
+    assert bench.found(SECRET) == []
+
+
 def test_single_requests_are_erased_with_their_turns(bench: ErasureBench) -> None:
     talk(bench, "orders", 2)
     bench.record([reply("alone", None, "", SECRET, now_ms() - SECOND_MS)])

@@ -52,6 +52,7 @@ REVISIONS = (
     "0024",
     "0025",
     "0026",
+    "0027",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

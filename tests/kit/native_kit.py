@@ -66,6 +66,8 @@ class MemoryRequests(RequestStore):
         self.replies: list[RecordedReply] = []
         self.decisions: list[AuditEvent] = []
         self.events: list[UsageEvent] = []
+        self.erased: set[tuple[str, str]] = set()
+        """Before when, by tenant and request."""
         self.error: Exception | None = None
         self.questions = 0
 
@@ -113,6 +115,10 @@ class MemoryRequests(RequestStore):
         replies = [replace(one, reply=replace(one.reply, output=None)) for one in self._of(tenant, request_id)]
         mine = [one for one in self.decisions if (one.tenant, one.request_id) == (tenant, request_id)]
         return History(tuple(sorted(mine, key=lambda one: one.occurred_at_ms)), replies=tuple(reversed(replies)))
+
+    async def is_erased(self, tenant: str, request_id: str) -> bool:
+        self._asked()
+        return (tenant, request_id) in self.erased
 
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int

@@ -87,6 +87,8 @@ async def follow(deps: NativeDeps, tenant: str, status: RequestStatus) -> AsyncG
         if found is not None:
             yield _result(found)
             return
+        if _is_removed(status):
+            return
         async with aclosing(_changes(deps, tenant, status, arrival)) as changes:
             async for event in changes:
                 yield event
@@ -142,10 +144,17 @@ async def _changes(
             if current is not None and _version(current) != sent:
                 sent, ping_at = _version(current), now + policy.ping_s
                 yield _status(current)
+                if _is_removed(current):
+                    return
         if now >= ping_at:
             ping_at = now + policy.ping_s
             yield _PING
     yield Event(EventName.TIMEOUT)
+
+
+def _is_removed(status: RequestStatus) -> bool:
+    """Whether it is done and no result comes any more."""
+    return status.status is RequestState.DONE and status.reply is None
 
 
 def _version(status: RequestStatus) -> tuple[RequestState, int]:

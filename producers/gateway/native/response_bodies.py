@@ -115,7 +115,8 @@ class StatusAnswer(ResponseBody):
 
     id: str
     status: RequestState
-    outcome: str | None = Field(None, description="Of one that is done")
+    outcome: str | None = Field(None, description="Of one that is done, while its result is kept")
+    is_erased: bool = Field(False, description="Its result was erased")
     code: str | None = None
     message: str | None = None
     model: str | None = None
@@ -284,6 +285,7 @@ def status_answer(status: RequestStatus) -> StatusAnswer:
         id=status.request_id,
         status=status.status,
         outcome=reply and reply.outcome,
+        is_erased=status.is_erased,
         code=reply and reply.code,
         message=reply and reply.message,
         model=status.model,

@@ -211,7 +211,7 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
         if known is None:
             raise unknown_request()
         if known.status is RequestState.DONE and known.reply is None:
-            raise _expired(deps, request_id)
+            raise _erased(request_id) if known.is_erased else _expired(deps, request_id)
         return not_yet(request_id, known.status)
 
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=cancelled, tags=["requests"])
@@ -239,8 +239,12 @@ def _expired(deps: NativeDeps, request_id: str) -> GatewayError:
     return GatewayError(404, RESULT_EXPIRED, f"results are kept for {hours:g} hours", request_id=request_id)
 
 
-RESULT_EXPIRED = "result_expired"
-"""The gateway's own code."""
+def _erased(request_id: str) -> GatewayError:
+    return GatewayError(404, RESULT_ERASED, "the result was erased", request_id=request_id)
+
+
+RESULT_EXPIRED, RESULT_ERASED = "result_expired", "result_erased"
+"""The gateway's own codes."""
 _LARGEST_INT = 2**63 - 1
 _cursors = Cursors(EndedCursor)
 

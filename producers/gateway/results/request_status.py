@@ -52,6 +52,7 @@ class RequestStatus:
         ended_at_ms: when it was answered.
         model: model requested or, once done, the one that answered; None if neither is known.
         task: likewise.
+        is_erased: its reply was erased.
         events: timeline in order: decisions with their reasons, stages and costs. No text of the request.
     """
 
@@ -63,6 +64,7 @@ class RequestStatus:
     model: str | None = None
     task: str | None = None
     events: tuple[TimelineEvent, ...] = ()
+    is_erased: bool = False
 
 
 def status_of(
@@ -99,6 +101,16 @@ def status_of(
     reply = recorded.reply
     model, task = reply.model or asked_model, reply.task or asked_task
     return RequestStatus(request_id, RequestState.DONE, reply, submitted, recorded.replied_at_ms, model, task, events)
+
+
+def may_be_erased(found: RequestStatus) -> bool:
+    """Whether a reply is missing that may be on its way, or erased."""
+    return found.status is RequestState.FINISHING and found.reply is None
+
+
+def as_erased(found: RequestStatus) -> RequestStatus:
+    """The status of a request whose reply was erased: done, without a reply."""
+    return replace(found, status=RequestState.DONE, ended_at_ms=found.events[-1].at_ms, is_erased=True)
 
 
 def _telling(places: tuple[RequestTimeline, ...]) -> RequestTimeline:

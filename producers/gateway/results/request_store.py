@@ -39,6 +39,7 @@ SELECT {REPLY_COLUMNS}, output FROM results WHERE tenant = %s AND request_id = %
 ORDER BY outcome IN ({", ".join(f"'{outcome}'" for outcome in NOT_RUN)}), replied_at_ms DESC, source_offset DESC LIMIT 1
 """.encode()  # noqa: S608 - our own names
 _ENDED = f"SELECT {REPLY_COLUMNS} FROM results WHERE tenant = %s"  # noqa: S608 - our own names
+_ERASED = b"SELECT request_is_erased(%s)"
 _NEWEST_FIRST = """
 ORDER BY replied_at_ms DESC, request_id DESC, source_topic DESC, source_partition DESC, source_offset DESC LIMIT %s
 """
@@ -105,6 +106,11 @@ class RequestStore:
         asks = [(REPLIES, of_id), (USAGE, of_id), (DECISIONS, of_id)]
         replies, usage, decisions = await self._ask(tenant, asks)
         return history_of(decisions, usage, replies)
+
+    async def is_erased(self, tenant: str, request_id: str) -> bool:
+        """Whether the tenant erased the request."""
+        (rows,) = await self._ask(tenant, [(_ERASED, (request_id,))])
+        return bool(rows[0][0])
 
     async def ended(
         self, tenant: str, wanted: EndedFilter, behind: EndedCursor | None, most: int

@@ -30,7 +30,7 @@ from producers.gateway.results.cache_entries import (
     encoder,
     size_of_reply,
 )
-from producers.gateway.results.request_status import RequestStatus, status_of
+from producers.gateway.results.request_status import RequestStatus, as_erased, may_be_erased, status_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter, RequestStore
 from producers.gateway.tenant_bounds import TenantMap, TenantSlots
 from producers.openai_api.errors import UNAVAILABLE, GatewayError, was_not_run
@@ -177,7 +177,11 @@ class Results:
             key = request_key(CacheName.ACCEPTED, tenant, request_id)
             accepted = await self.cache.get(key, lambda payload: decode_accepted(request_id, payload))
         kept_since_ms = self._clock_ms() - self.kept_ms
-        return status_of(request_id, history, seen, accepted, kept_since_ms)
+        found = status_of(request_id, history, seen, accepted, kept_since_ms)
+        if found is None or not may_be_erased(found):
+            return found
+        is_erased = await self._look_up(tenant, lambda: self._store.is_erased(tenant, request_id))
+        return as_erased(found) if is_erased else found
 
     async def forget(self, tenant: str, request_ids: Sequence[str]) -> bool:
         """Delete what is remembered of these requests, in memory and in Redis. Returns False if Redis does not answer.

@@ -105,6 +105,17 @@ def test_what_is_done_is_told_at_once(bench: Bench, url: str) -> None:
         assert [(name, body["status"]) for name, body in events] == [("status", "done"), ("result", "done")]
 
 
+def test_a_stream_ends_with_its_status_when_no_result_comes_any_more(bench: Bench, url: str) -> None:
+    bench.store.decide(decided(Decision.ACCEPTED, 1))
+    with following(url) as events:
+        assert next(events)[1]["status"] == "queued"
+        bench.store.decide(decided(Decision.CACHED, 9))
+        bench.store.erased["acme", ID] = 5
+        assert [(name, body["status"]) for name, body in events] == [("status", "done")]
+    with following(url) as events:
+        assert [(name, body["status"]) for name, body in events] == [("status", "done")]
+
+
 def test_who_comes_after_the_end_is_told_the_text_as_well(bench: Bench, url: str) -> None:
     bench.submitter.scripts.append(Script(deltas=(TextDelta("The capital"), TextDelta(" is Paris."))))
     with client(url) as http:

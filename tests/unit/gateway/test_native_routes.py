@@ -379,6 +379,20 @@ def test_a_result_is_told_for_a_day(bench: Bench) -> None:
     assert get(bench, f"/v1/requests/{ID}").json()["status"] == "done"
 
 
+def test_a_result_that_was_erased_is_gone_at_once_and_its_decisions_are_told(bench: Bench) -> None:
+    bench.store.decide(decided(Decision.ACCEPTED, 1), decided(Decision.CACHED, 9))
+    bench.now_ms = DAY_MS
+    assert get(bench, f"/v1/requests/{ID}").json()["status"] == "finishing"
+    bench.store.erased.add(("globex", ID))
+    assert get(bench, f"/v1/results/{ID}").status_code == 202, "of another tenant"
+    bench.store.erased.add(("acme", ID))
+    assert error(get(bench, f"/v1/results/{ID}")) == (404, "result_erased", None)
+    status = get(bench, f"/v1/requests/{ID}").json()
+    assert (status["status"], status["is_erased"], status["ended_at_ms"]) == ("done", True, 9)
+    assert "outcome" not in status
+    assert [event["event"] for event in status["events"]] == ["accepted", "cached"]
+
+
 def test_a_result_that_was_removed_has_expired_and_its_decisions_are_told(bench: Bench) -> None:
     bench.store.decide(decided(Decision.ACCEPTED, 1), decided(Decision.CACHED, 9))
     bench.now_ms = DAY_MS

@@ -7,7 +7,7 @@ import pytest
 from fairlane.outcomes import Decision, Outcome
 from fairlane.records import SourceCoordinate
 from fairlane_server.postgres.request_timeline import History
-from producers.gateway.results.request_status import RequestState, status_of
+from producers.gateway.results.request_status import RequestState, as_erased, may_be_erased, status_of
 from tests.kit.native_kit import ID, decided, recorded
 
 WAITS = decided(Decision.ACCEPTED, 10)
@@ -37,6 +37,22 @@ def test_the_last_decision_says_it(decision: Decision, status: RequestState) -> 
     found = status_of(ID, History((WAITS, decided(decision, 20))))
     assert found is not None
     assert (found.status, found.submitted_at_ms, found.reply) == (status, 10, None)
+
+
+def test_a_decided_request_whose_reply_was_erased_is_done() -> None:
+    found = status_of(ID, History((WAITS, decided(Decision.CACHED, 20))))
+    assert found is not None
+    assert may_be_erased(found)
+    erased = as_erased(found)
+    assert (erased.status, erased.is_erased, erased.ended_at_ms) == (RequestState.DONE, True, 20)
+    assert erased.events == found.events
+
+
+@pytest.mark.parametrize("decision", [Decision.ACCEPTED, Decision.DISPATCHED])
+def test_an_erased_request_that_still_runs_says_so(decision: Decision) -> None:
+    found = status_of(ID, History((WAITS, decided(decision, 20))))
+    assert found is not None
+    assert not may_be_erased(found)
 
 
 def test_every_decision_has_a_status() -> None:

@@ -2,7 +2,14 @@
 
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
-from stream_processors.recorder.erased import CONVERSATION, REQUEST, Subject, drop_erased, subjects
+from stream_processors.recorder.erased import (
+    CONVERSATION,
+    REQUEST,
+    Subject,
+    drop_erased,
+    erased_with_conversation,
+    subjects,
+)
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import RESULTS, TURNS
@@ -82,6 +89,25 @@ def test_the_replay_of_a_dead_letter_is_left_out_with_what_it_replays() -> None:
         projection = projected(replay, *others)
         assert drop_erased(projection, erased) == 2
         assert left(projection, "results") == left(projection, "conversation_turns") == ["r-2", "r-8"]
+
+
+def test_what_was_under_way_when_its_conversation_was_erased_is_known_by_its_id() -> None:
+    projection = projected(
+        reply("r-1", "orders", 100),
+        reply("r-2", "orders", 1_000),
+        reply("r-3", "orders", 100),
+        reply("r-4", None, 100),
+        reply("r-5", "talk", 100),
+        reply("r-6", "orders", 100, tenant="globex"),
+    )
+    erased = {
+        Subject("acme", CONVERSATION, "orders"): 1_000,
+        # These are known already.
+        Subject("acme", REQUEST, "r-3"): 1_000,
+        Subject("acme", REQUEST, "r-4"): 1_000,
+    }
+    assert erased_with_conversation(projection, erased) == [("acme", "r-1", "orders")]
+    assert erased_with_conversation(projection, {}) == []
 
 
 def test_without_a_time_of_submission_that_of_the_reply_counts() -> None:

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka import TopicCollection as Topics
-from confluent_kafka.admin import AdminClient
 
 from fairlane import metrics
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import connection
 from fairlane.logs import get_logger
 from fairlane.offsets import CommitPoint, MetadataError
@@ -83,7 +83,7 @@ class TopicIds:
             return {}
         timeout_s = max(0.1, min(_CALL_TIMEOUT_S, timeout_s))
         deadline = monotonic() + timeout_s + _GRACE_S
-        admin = AdminClient(connection(self._settings))
+        admin = KafkaAdmin(connection(self._settings))
         found = {}
         for topic, answer in admin.describe_topics(Topics(wanted), request_timeout=timeout_s).items():
             try:

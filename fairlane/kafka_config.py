@@ -4,7 +4,6 @@ from typing import Any
 
 from confluent_kafka import KafkaError
 
-from fairlane.file_text import present
 from fairlane.record_bounds import MAX_RECORD_BYTES
 from fairlane.settings import KafkaSettings, Settings
 
@@ -33,6 +32,10 @@ UNCERTAIN_DELIVERY_ERRORS = frozenset(
 """Delivery errors after which the record may be in the log nonetheless."""
 
 
+CREDENTIALS_SOURCE = "fairlane.credentials"
+"""Key of the function that returns the credentials as they are now; only ``fairlane.kafka_clients`` takes it."""
+
+
 def connection(settings: KafkaSettings) -> ClientConfig:
     """Connection settings of every client. The result contains the password: never log it."""
     config: ClientConfig = {
@@ -46,10 +49,11 @@ def connection(settings: KafkaSettings) -> ClientConfig:
     }
     if settings.kafka_sasl_mechanism is not None:
         config["sasl.mechanism"] = settings.kafka_sasl_mechanism
-        config["sasl.username"] = settings.kafka_sasl_username
-    if settings.kafka_sasl_password is not None:
-        # Of clients that are made later, for instance in place of one that failed.
-        config["sasl.password"] = present(settings.kafka_sasl_password.get_secret_value())
+    if (credentials := settings.kafka_credentials()) is not None:
+        config["sasl.username"] = credentials.username
+        config["sasl.password"] = credentials.password
+        if settings.kafka_credentials_may_change:
+            config[CREDENTIALS_SOURCE] = settings.kafka_credentials
     if settings.kafka_ssl_ca_file is not None:
         config["ssl.ca.location"] = str(settings.kafka_ssl_ca_file)
     return config

@@ -9,11 +9,12 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from pydantic import Field, SecretStr, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fairlane import names
-from fairlane.file_text import FileText
+from fairlane.file_text import FileText, present
+from fairlane.kafka_credentials import CredentialsFile, KafkaCredentials
 from fairlane.outcomes import GuardrailCheck, Priority
 from fairlane.records import MOST_INPUT_ITEMS
 
@@ -40,6 +41,9 @@ class KafkaSettings(BaseSettings):
     """SASL user."""
     kafka_sasl_password: SecretStr | None = None
     """SASL password."""
+    kafka_credentials_file: Path | None = None
+    """File with SASL user and password, as `fairlane access` writes it, instead of KAFKA_SASL_USERNAME and
+    KAFKA_SASL_PASSWORD. Once it is replaced, new connections use what it holds, without a restart."""
     kafka_ssl_ca_file: Path | None = None
     """CA certificates that the brokers' certificates are verified against (PEM)."""
     kafka_check_crcs: bool = True
@@ -50,6 +54,8 @@ class KafkaSettings(BaseSettings):
     topic_prefix: str = ""
     """Prefix of every topic, consumer group, transactional id and key in Redis: pipelines with different prefixes share
     a cluster. At most 40 of a-z, 0-9, dot and hyphen; read once, when a process starts."""
+
+    _credentials_file: CredentialsFile | None = PrivateAttr(default=None)
 
     @model_validator(mode="before")
     @classmethod
@@ -65,7 +71,8 @@ class KafkaSettings(BaseSettings):
             for name, field in cls.model_fields.items()
             if SecretStr in (field.annotation, *get_args(field.annotation))
         }
-        return given | {name: SecretStr(text) if name in secret else text for name, text in found.items()}
+        given = given | {name: SecretStr(text) if name in secret else text for name, text in found.items()}
+        return given | _credentials_of(given)
 
     @field_validator("topic_prefix")
     @classmethod
@@ -86,6 +93,29 @@ class KafkaSettings(BaseSettings):
                         f"{name.upper()} is needed with KAFKA_SECURITY_PROTOCOL={self.kafka_security_protocol}"
                     )
         return self
+
+    @model_validator(mode="after")
+    def _credentials_are_followed(self) -> "KafkaSettings":
+        first = self.kafka_credentials()
+        if self.kafka_credentials_file is not None and first is not None:
+            self._credentials_file = CredentialsFile(self.kafka_credentials_file, first, self.kafka_sasl_mechanism)
+        return self
+
+    def kafka_credentials(self) -> KafkaCredentials | None:
+        """User and password for a connection that is opened now; None without both."""
+        if self._credentials_file is not None:
+            return self._credentials_file.now()
+        if self.kafka_sasl_username is None or self.kafka_sasl_password is None:
+            return None
+        return KafkaCredentials(self.kafka_sasl_username, present(self.kafka_sasl_password.get_secret_value()))
+
+    @property
+    def kafka_credentials_may_change(self) -> bool:
+        """Whether ``kafka_credentials`` returns what a file holds."""
+        password = self.kafka_sasl_password
+        return self._credentials_file is not None or (
+            password is not None and isinstance(password.get_secret_value(), FileText)
+        )
 
 
 class Settings(KafkaSettings):
@@ -451,6 +481,31 @@ def _content_of(variable: str, file: str) -> FileText:
         raise ValueError(f"{variable}={file} cannot be read: {type(error).__name__}") from None
     except ValueError as error:
         raise ValueError(f"{variable}={file} {error}") from None
+
+
+def _credentials_of(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings in the file that KAFKA_CREDENTIALS_FILE names, if it is set. Raises ValueError, which quotes nothing
+    of it."""
+    file = given.get("kafka_credentials_file")
+    if not file:
+        return {"kafka_credentials_file": None} if file == "" else {}
+    for name in ("kafka_sasl_username", "kafka_sasl_password"):
+        if given.get(name) is not None:
+            raise ValueError(f"{name.upper()} and KAFKA_CREDENTIALS_FILE are both set: leave one of them out")
+    try:
+        found = KafkaCredentials.read(Path(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"KAFKA_CREDENTIALS_FILE={file} cannot be read: {type(error).__name__}") from None
+    except ValueError as error:
+        raise ValueError(f"KAFKA_CREDENTIALS_FILE={file}: {error}") from None
+    mechanism = given.get("kafka_sasl_mechanism") or found.mechanism
+    if found.mechanism not in (None, mechanism):
+        raise ValueError(f"KAFKA_SASL_MECHANISM={mechanism} is not the one in KAFKA_CREDENTIALS_FILE={file}")
+    return {
+        "kafka_sasl_mechanism": mechanism,
+        "kafka_sasl_username": found.username,
+        "kafka_sasl_password": SecretStr(found.password),
+    }
 
 
 def _latency_targets(given: str) -> dict[str, int]:

@@ -16,6 +16,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from fairlane import metrics
 from fairlane.cluster import with_broker_check
+from fairlane.kafka_clients import KafkaConsumer
 from fairlane.kafka_config import ClientConfig
 from fairlane.logs import get_logger
 
@@ -91,7 +92,7 @@ def problem_of(error: KafkaError) -> str | None:
     return _PROBLEMS.get(error.code())
 
 
-class SkippingConsumer(Consumer):
+class SkippingConsumer(KafkaConsumer):
     """A consumer that skips unreadable batches. Each is counted and logged with its offsets.
 
     Finding the end of such a batch blocks ``poll`` and ``consume`` for some tenths of a second, or some seconds if its
@@ -283,7 +284,7 @@ class _BrokerFailsError(Exception):
 def _end_of_batch(config: ClientConfig, topic: str, partition: int, base: int) -> int | None:
     """Where the batch that begins at ``base`` ends; None when no fetch can begin behind it, so that only records
     fetched together with it can be read. Raises KafkaException when the end is not found in time."""
-    consumer = Consumer(config)
+    consumer = KafkaConsumer(config)
     search = _Search(consumer, topic, partition, base)
     try:
         return search.run()

@@ -6,12 +6,13 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 
-from confluent_kafka import KafkaException, Producer
+from confluent_kafka import KafkaException
 from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import chunk_producer, heartbeat_producer
 from fairlane.names import consumer_transactional_ids, pool_group
 from fairlane.ownership import Ownership
@@ -197,7 +198,7 @@ class ConsumerApp:
             engines=EngineStates(states),
             transactions=transactions,
             settler=settler,
-            chunks=ChunkWriter(Producer(chunk_producer(settings)), codec),
+            chunks=ChunkWriter(KafkaProducer(chunk_producer(settings)), codec),
             timeouts=StallTimeouts(round(settings.engine_hang_timeout_s * 1_000)),
             dead_letters=DeadLetterShare(settings.dead_letter_max_share),
             clock=now_ms,
@@ -245,7 +246,7 @@ class ConsumerApp:
                 partitions=tuple(sorted(owned)),
             )
 
-        producer = Producer(heartbeat_producer(settings, "capacity"))
+        producer = KafkaProducer(heartbeat_producer(settings, "capacity"))
         return CapacityReporter(producer, consumer.codec, observe, self._fail)
 
     def _limits(self, model: ModelVersion) -> BatchLimits:

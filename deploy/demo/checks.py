@@ -7,8 +7,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import psycopg
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
+from fairlane.kafka_clients import KafkaConsumer
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.names import group_id, replies_topic
 from fairlane.records import InferenceReply
@@ -64,7 +65,9 @@ def committed_records(settings: KafkaSettings, topics: Iterable[str], timeout_s:
     Raises KafkaException when the broker does not answer, TimeoutError when a topic could not be read to its end.
     """
     deadline = monotonic() + timeout_s
-    consumer = Consumer(read_committed_consumer(settings, group_id("fairlane-check")) | {"enable.partition.eof": True})
+    consumer = KafkaConsumer(
+        read_committed_consumer(settings, group_id("fairlane-check")) | {"enable.partition.eof": True}
+    )
     try:
         places = [
             (topic, partition)

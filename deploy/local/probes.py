@@ -84,14 +84,15 @@ def _ask_kafka(
 ) -> str | None:
     """The result of `check`, or why the cluster does not answer."""
     from confluent_kafka import KafkaException
-    from confluent_kafka.admin import AdminClient
+
+    from fairlane.kafka_clients import KafkaAdmin
 
     # The client logs each refused connection on stderr; ask the socket first.
     problems = [tcp(host, port, timeout_s) for host, port in split_addresses(bootstrap_servers)]
     if None not in problems:
         return "; ".join(problem for problem in problems if problem is not None) or "no address given"
     own: dict[str, Any] = {"bootstrap.servers": bootstrap_servers, "log_level": 0, "socket.timeout.ms": 2000}
-    client = AdminClient({**(config or {}), **own})
+    client = KafkaAdmin({**(config or {}), **own})
     try:
         return check(client, client.list_topics(timeout=timeout_s))
     except KafkaException as error:

@@ -8,6 +8,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.errors import Unavailable
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import (
     IDLE_FETCH_WAIT_MS,
     ClientConfig,
@@ -85,7 +86,7 @@ class KafkaConnector:
 
     def _producer(self, options: ClientConfig) -> Producer:
         try:
-            return Producer(quiet_config(idempotent_producer(self._settings), self._errors) | options)
+            return KafkaProducer(quiet_config(idempotent_producer(self._settings), self._errors) | options)
         except KafkaException as error:
             raise _invalid(error) from error
 

@@ -8,10 +8,11 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import observer_group
 from fairlane.settings import KafkaSettings
@@ -170,7 +171,7 @@ def _publish(settings: KafkaSettings, topic: str, values: Mapping[str, bytes | N
             failures.append(f"{(message.key() or b'').decode(errors='replace')}: {error.str()}")
 
     try:
-        producer = Producer(quiet_config(idempotent_producer(settings), errors))
+        producer = KafkaProducer(quiet_config(idempotent_producer(settings), errors))
         for key, value in values.items():
             producer.produce(topic, key=key.encode(), value=value, on_delivery=delivered)
         unsent = producer.flush(_FLUSH_TIMEOUT_S)

@@ -15,6 +15,7 @@ from fairlane.closing import Closing
 from fairlane.cluster import LastConnectionError, one_line, quiet_config, reason_of
 from fairlane.codec import Codec
 from fairlane.dead_letters import position_name
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import transactional_producer
 from fairlane.names import dead_letter_replay_id, is_request_id, tenant_of_request_topic
 from fairlane.outcomes import Decision
@@ -182,7 +183,7 @@ class Replayer(Closing):
         for tenant in tenants:
             errors = LastConnectionError()
             config = transactional_producer(self._settings, dead_letter_replay_id(tenant), _TIMEOUT_MS)
-            producer = self._producers[tenant] = Producer(quiet_config(config, errors))
+            producer = self._producers[tenant] = KafkaProducer(quiet_config(config, errors))
             try:
                 _repeat(partial(producer.init_transactions, _CALL_TIMEOUT_S), _SLOW_TRIES)
             except KafkaException as error:

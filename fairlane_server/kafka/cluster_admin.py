@@ -4,9 +4,10 @@ import time
 from collections.abc import Callable
 
 from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient, ClusterMetadata
+from confluent_kafka.admin import ClusterMetadata
 
 from fairlane.cluster import LastConnectionError, one_line, quiet_config, reason_of
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import connection
 from fairlane.settings import KafkaSettings
 
@@ -36,7 +37,7 @@ class ClusterAdmin:
         if settings.kafka_ssl_ca_file is not None and not settings.kafka_ssl_ca_file.is_file():
             raise ClusterError(f"KAFKA_SSL_CA_FILE={settings.kafka_ssl_ca_file}: no such file")
         try:
-            self.admin = AdminClient(quiet_config(connection(settings), self._errors))
+            self.admin = KafkaAdmin(quiet_config(connection(settings), self._errors))
         except (KafkaException, ValueError) as error:
             raise ClusterError(f"Kafka client: {reason_of(error)}") from None
 

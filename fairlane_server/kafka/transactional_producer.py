@@ -9,6 +9,7 @@ from time import monotonic, sleep
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from fairlane.backoff import Backoff
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import transactional_producer
 from fairlane.ownership import CommitPlan
 from fairlane.settings import KafkaSettings
@@ -217,7 +218,7 @@ class TransactionalProducer:
 def transactional_producers(settings: KafkaSettings, ids: Iterable[str], timeout_ms: int) -> tuple[Producer, ...]:
     """A producer for each transactional id. It reports failed deliveries alone: a commit reports the success of all."""
     failures_alone = {"delivery.report.only.error": True}
-    return tuple(Producer(transactional_producer(settings, one, timeout_ms) | failures_alone) for one in ids)
+    return tuple(KafkaProducer(transactional_producer(settings, one, timeout_ms) | failures_alone) for one in ids)
 
 
 def backoff_s(failures: int) -> float:

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from time import monotonic
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from fairlane import cloud_events, metrics
 from fairlane.cluster import LastConnectionError, quiet_config, reason_of
 from fairlane.codec import Codec, DecodeError
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import read_committed_consumer, transactional_producer
 from fairlane.logs import get_logger
 from fairlane.names import JOBS_REPLIES, backfill_topic, job_group, job_transactional_id, jobs_group
@@ -136,7 +137,7 @@ class KafkaPublisher:
             return self._producer
         transactional_id = job_transactional_id(self._settings.group_prefix, self._job_id)
         config = transactional_producer(self._settings, transactional_id, self._settings.transaction_timeout_ms)
-        producer = Producer(quiet_config(config, self._errors))
+        producer = KafkaProducer(quiet_config(config, self._errors))
         try:
             with self._watchdog.watching("init_transactions"):
                 producer.init_transactions(_CALL_TIMEOUT_S)
@@ -164,7 +165,7 @@ class KafkaPublisher:
         """A consumer that only names the group: it neither joins nor reads."""
         if self._group is None:
             group = job_group(self._settings.group_prefix, self._job_id)
-            self._group = Consumer(quiet_config(read_committed_consumer(self._settings, group), self._errors))
+            self._group = KafkaConsumer(quiet_config(read_committed_consumer(self._settings, group), self._errors))
         return self._group
 
     def _drop_producer(self) -> None:
@@ -195,7 +196,7 @@ def _explained(errors: LastConnectionError) -> Iterator[None]:
 def reply_partitions(settings: Settings, timeout_s: float = _READ_TIMEOUT_S) -> int:
     """Number of partitions of the reply topic. Raises UnavailableError."""
     errors = LastConnectionError()
-    consumer = Consumer(quiet_config(read_committed_consumer(settings, jobs_group(settings.group_prefix)), errors))
+    consumer = KafkaConsumer(quiet_config(read_committed_consumer(settings, jobs_group(settings.group_prefix)), errors))
     with closing(consumer), _explained(errors):
         found = consumer.list_topics(JOBS_REPLIES, timeout=timeout_s).topics[JOBS_REPLIES]
         if found.error is not None:

@@ -6,7 +6,7 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Literal
 
-from confluent_kafka import Consumer, Producer
+from confluent_kafka import Consumer
 from fastapi import APIRouter, FastAPI
 from pydantic import BaseModel, Field
 from starlette.responses import Response
@@ -15,6 +15,7 @@ from fairlane import logs
 from fairlane.client.connector import KafkaConnector
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.names import gateway_chunks_group
 from fairlane.outcomes import Code
 from fairlane.records import InferenceReply
@@ -170,7 +171,9 @@ class Gateway:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._directory = RegistryFeeds(settings, codec, self._died)
         self._publisher = AsyncPublisher(
-            lambda on_error, is_idempotent: Producer(producer_config(settings, on_error, is_idempotent=is_idempotent)),
+            lambda on_error, is_idempotent: KafkaProducer(
+                producer_config(settings, on_error, is_idempotent=is_idempotent)
+            ),
             self._died,
         )
         self._chunks = ChunkReader(

@@ -8,11 +8,9 @@ from functools import partial
 from time import monotonic
 from typing import Any
 
-from confluent_kafka import Consumer
-from confluent_kafka.admin import AdminClient
-
 from fairlane import logs, metrics, names
 from fairlane.clock import monotonic_ms, now_ms
+from fairlane.kafka_clients import KafkaAdmin, KafkaConsumer
 from fairlane.kafka_config import connection, read_committed_consumer
 from fairlane.ownership import Ownership
 from fairlane.records import DispatchReport, ModelVersion, TenantSpec
@@ -87,8 +85,8 @@ class DispatcherApp:
         self._work = WorkFeed(settings, self._codec, self._pools, self._on_work)
         # Reads the group's committed offsets without joining it, and does not wait for commits in progress.
         group = read_committed_consumer(settings, names.dispatcher_group(settings.group_prefix))
-        self._group = Consumer(group | {"isolation.level": "read_uncommitted"})
-        self._topics = RequestTopics(AdminClient(connection(settings)), self._group)
+        self._group = KafkaConsumer(group | {"isolation.level": "read_uncommitted"})
+        self._topics = RequestTopics(KafkaAdmin(connection(settings)), self._group)
 
         self._redis = redis_client(settings.redis_url, _REDIS_TIMEOUT_S)
         cache = redis_client(settings.redis_cache_url, _REDIS_TIMEOUT_S)

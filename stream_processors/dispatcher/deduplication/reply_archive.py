@@ -7,6 +7,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
 
 from fairlane import metrics
 from fairlane.codec import Codec, DecodeError
+from fairlane.kafka_clients import KafkaConsumer
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import dispatcher_archive_group
@@ -87,7 +88,7 @@ class KafkaReplyArchive:
         """
         if self._consumer is None:
             group = dispatcher_archive_group(self._settings.group_prefix)
-            self._consumer = Consumer(read_committed_consumer(self._settings, group))
+            self._consumer = KafkaConsumer(read_committed_consumer(self._settings, group))
         self._consumer.assign([TopicPartition(place.topic, place.partition, place.offset)])
         message = self._consumer.poll(_READ_TIMEOUT_S)
         if message is None:

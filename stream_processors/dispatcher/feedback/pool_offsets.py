@@ -17,6 +17,7 @@ from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException
 from confluent_kafka import TopicCollection as Topics
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
+from fairlane.kafka_clients import KafkaConsumer
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import pool_group
@@ -139,7 +140,7 @@ class PoolOffsets:
             group = self._groups.get(pool)
         if group is None:
             config = read_committed_consumer(self._settings, pool_group(self._settings.group_prefix, pool))
-            group = _Group(Consumer(config | {"isolation.level": "read_uncommitted"}), [], monotonic())
+            group = _Group(KafkaConsumer(config | {"isolation.level": "read_uncommitted"}), [], monotonic())
             with self._lock:
                 self._groups[pool] = group
         wanted = [*group.partitions, *(place for place in new if place not in group.partitions)]

@@ -15,11 +15,11 @@ from time import monotonic
 from uuid import uuid4
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
-from confluent_kafka.admin import AdminClient
 
 from fairlane import metrics, names
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import IDLE_FETCH_WAIT_MS, ClientConfig, connection, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.outcomes import Priority
@@ -115,7 +115,7 @@ class WorkFeed:
         try:
             consumer = SkippingConsumer(_config(self._settings), READER)
             try:
-                self._follow(consumer, LogPositions(AdminClient(connection(self._settings))))
+                self._follow(consumer, LogPositions(KafkaAdmin(connection(self._settings))))
             finally:
                 consumer.close()
                 self._groups.stop()

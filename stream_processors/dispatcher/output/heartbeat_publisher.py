@@ -9,10 +9,11 @@ from collections.abc import Callable
 from dataclasses import replace
 from time import monotonic
 
-from confluent_kafka import KafkaError, KafkaException, Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message
 
 from fairlane import metrics, names
 from fairlane.codec import Codec
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import heartbeat_producer
 from fairlane.logs import get_logger
 from fairlane.records import DispatchReport
@@ -35,7 +36,7 @@ class HeartbeatPublisher:
     def __init__(self, settings: Settings, codec: Codec, collect: Callable[[bool], DispatchReport]) -> None:
         self._codec = codec
         self._collect = collect
-        self._producer = Producer(heartbeat_producer(settings, "reports"))
+        self._producer = KafkaProducer(heartbeat_producer(settings, "reports"))
         self._woken = asyncio.Event()
         self._stopping = False
         self._backlogged: frozenset[tuple[str, str]] = frozenset()

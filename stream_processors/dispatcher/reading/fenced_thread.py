@@ -13,6 +13,7 @@ from confluent_kafka import Consumer as ConfluentConsumer
 from faust.transport.drivers.aiokafka import AIOKafkaConsumerThread
 
 from fairlane.committed import TopicIdLookup, resume_points, stale_partitions, topic_ids_of
+from fairlane.kafka_clients import CredentialsSource, credentials_watch
 from fairlane.logs import get_logger
 from fairlane.ownership import Membership, Ownership, PartitionId
 from stream_processors.dispatcher.reading.assignor import TenantAssignor
@@ -49,6 +50,11 @@ def group_metadata(group: str, generation: int, member_id: str) -> bytes:
     )
 
 
+def _set_credentials(consumer: Any, username: str, password: str) -> None:
+    # aiokafka has no call for it; its client passes both on with every connection that it opens.
+    consumer._client._sasl_plain_username, consumer._client._sasl_plain_password = username, password
+
+
 class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has no types
     """Consumer thread that fetches committed data only and starts every assignment at the group's committed offsets."""
 
@@ -56,6 +62,8 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
     offsets: ConfluentConsumer
     topic_ids: TopicIdLookup
     on_failure: Callable[[BaseException], None]
+    credentials: CredentialsSource | None = None
+    """User and password for connections that are opened now; None: always those of the start."""
     _held: frozenset[PartitionId] = frozenset()
     _slow: frozenset[PartitionId] = frozenset()
 
@@ -66,7 +74,19 @@ class FencedThread(AIOKafkaConsumerThread):  # type: ignore[misc]  # Faust has n
         # Exactly one assignor: aiokafka 0.14 sends one join per assignor (its pull request 1168), which doubles every
         # rebalance, and members that start together may trigger rebalances for minutes.
         consumer._partition_assignment_strategy = (TenantAssignor,)
+        if self.credentials is not None and (given := self.credentials()) is not None:
+            _set_credentials(consumer, given.username, given.password)
+            credentials_watch.add(self, self.credentials, given)
         return consumer
+
+    async def on_thread_stop(self) -> None:
+        credentials_watch.remove(self)
+        await super().on_thread_stop()
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Open the next connections with these. Called from any thread. Raises RuntimeError after the end."""
+        if self._consumer is not None:
+            self.thread_loop.call_soon_threadsafe(_set_credentials, self._consumer, username, password)
 
     async def _fetch_records(
         self, consumer: Any, active_partitions: Any, timeout: float | None = None, max_records: int | None = None

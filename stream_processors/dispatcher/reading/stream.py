@@ -14,12 +14,13 @@ from typing import Any
 
 import faust
 from aiokafka.helpers import create_ssl_context
-from confluent_kafka import Consumer as ConfluentConsumer
+from faust.app import BootStrategy
 from faust.transport.drivers.aiokafka import Consumer, Transport
 from faust.types import TP
 from yarl import URL
 
 from fairlane.committed import TopicIds
+from fairlane.kafka_clients import KafkaConsumer
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
@@ -37,6 +38,16 @@ _MAX_POLL_RECORDS = 2_000
 _NO_RECORDS: tuple[Any, ...] = ()
 
 Handler = Callable[[Poll], Awaitable[None]]
+
+
+class _ConsumerBoot(BootStrategy):  # type: ignore[misc]  # Faust has no types
+    """Starts no producer: Faust's own would be one more client of Kafka, which nothing uses."""
+
+    enable_kafka_producer = False
+
+
+class _ConsumerApp(faust.App):  # type: ignore[misc]  # Faust has no types
+    BootStrategy = _ConsumerBoot
 
 
 class RequestStream:
@@ -60,7 +71,7 @@ class RequestStream:
         self._on_poll = on_poll
         self._on_revoked = on_revoked
         self._on_failure = on_failure
-        self._offsets = ConfluentConsumer(read_committed_consumer(settings, self.group))
+        self._offsets = KafkaConsumer(read_committed_consumer(settings, self.group))
         self._app = self._build_app(settings)
         self._topic = self._app.topic("placeholder", key_serializer="raw", value_serializer="raw")
         self._topic.topics = []
@@ -77,7 +88,7 @@ class RequestStream:
     def _build_app(self, settings: Settings) -> Any:
         session_s = settings.dispatcher_session_timeout_ms / 1000
         brokers = [URL(f"kafka://{server}") for server in settings.kafka_bootstrap_servers.split(",")]
-        app = faust.App(
+        app = _ConsumerApp(
             self.group,
             broker=brokers,
             broker_credentials=_credentials(settings),
@@ -109,6 +120,7 @@ class RequestStream:
                 thread = FencedThread(self, loop=self.loop, beacon=self.beacon)
                 thread.ownership, thread.offsets, thread.on_failure = ownership, offsets, on_failure
                 thread.topic_ids = TopicIds(settings)
+                thread.credentials = settings.kafka_credentials if settings.kafka_credentials_may_change else None
                 return thread
 
             async def getmany(self, timeout: float) -> AsyncIterator[Any]:
@@ -205,6 +217,7 @@ class RequestStream:
 
 
 def _credentials(settings: Settings) -> Any:
+    """Those of the start: ``FencedThread`` replaces them."""
     if settings.kafka_security_protocol == "PLAINTEXT":
         return None
     context = None

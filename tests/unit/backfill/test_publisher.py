@@ -61,8 +61,8 @@ class Log:
 @pytest.fixture
 def log(monkeypatch: pytest.MonkeyPatch) -> Log:
     found = Log()
-    monkeypatch.setattr(kafka, "Producer", found)
-    monkeypatch.setattr(kafka, "Consumer", found)
+    monkeypatch.setattr(kafka, "KafkaProducer", found)
+    monkeypatch.setattr(kafka, "KafkaConsumer", found)
     return found
 
 

@@ -102,7 +102,7 @@ def test_a_value_may_be_in_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         (b"", "must hold one line of at most 65536 bytes"),
         (b"\n", "must hold one line"),
         (f"{SECRET}\n{SECRET}\n".encode(), "must hold one line"),
-        (SECRET.encode() * 10_000, "must hold one line"),
+        (SECRET.encode() * 10_000, "must hold at most 65536 bytes"),
         (b"\xff" + SECRET.encode(), "cannot be read: UnicodeDecodeError"),
     ],
 )

@@ -59,6 +59,14 @@ def connection(settings: KafkaSettings) -> ClientConfig:
     return config
 
 
+def authorities(settings: KafkaSettings) -> dict[str, str]:
+    """Arguments of ``aiokafka.helpers.create_ssl_context``. OpenSSL looks into a folder at every connection."""
+    found = settings.kafka_ssl_ca_file
+    if found is None:
+        return {}
+    return {"capath" if found.is_dir() else "cafile": str(found)}
+
+
 def idempotent_producer(settings: KafkaSettings) -> ClientConfig:
     """Configuration of a producer whose acknowledged records are durable and in the log once."""
     return connection(settings) | {

@@ -45,7 +45,8 @@ class KafkaSettings(BaseSettings):
     """File with SASL user and password, as `fairlane access` writes it, instead of KAFKA_SASL_USERNAME and
     KAFKA_SASL_PASSWORD. Once it is replaced, new connections use what it holds, without a restart."""
     kafka_ssl_ca_file: Path | None = None
-    """CA certificates that the brokers' certificates are verified against (PEM)."""
+    """CA certificates that the brokers' certificates are verified against (PEM): a file, read when a client is made, or
+    a folder prepared by `openssl rehash`, looked into at every connection."""
     kafka_check_crcs: bool = True
     """Whether consumers verify the checksums of record batches; turn it off to get past a corrupt batch."""
     schema_registry_url: str | None = None

@@ -13,6 +13,7 @@ from aiokafka.helpers import create_ssl_context
 from aiokafka.protocol.api import Request, RequestStruct, Response
 from aiokafka.protocol.types import Array, Boolean, Float64, Int8, Int16, Int32, Schema, String
 
+from fairlane.kafka_config import authorities
 from fairlane.settings import KafkaSettings
 from fairlane_server.kafka.cluster_admin import REQUEST_TIMEOUT_S, ClusterError, unreachable
 
@@ -136,10 +137,9 @@ async def _ask(settings: KafkaSettings, request: Request[Any]) -> Any:
 def _security(settings: KafkaSettings) -> dict[str, Any]:
     options: dict[str, Any] = {"security_protocol": settings.kafka_security_protocol}
     if settings.kafka_security_protocol.endswith("SSL"):
-        ca_file = settings.kafka_ssl_ca_file
-        options["ssl_context"] = create_ssl_context(cafile=None if ca_file is None else str(ca_file))
-    if settings.kafka_sasl_password is not None:
+        options["ssl_context"] = create_ssl_context(**authorities(settings))
+    if (credentials := settings.kafka_credentials()) is not None:
         options["sasl_mechanism"] = settings.kafka_sasl_mechanism
-        options["sasl_plain_username"] = settings.kafka_sasl_username
-        options["sasl_plain_password"] = settings.kafka_sasl_password.get_secret_value()
+        options["sasl_plain_username"] = credentials.username
+        options["sasl_plain_password"] = credentials.password
     return options

@@ -34,8 +34,8 @@ class ClusterAdmin:
         self._settings = settings
         self._connect_timeout_s = CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s
         self._errors = LastConnectionError()
-        if settings.kafka_ssl_ca_file is not None and not settings.kafka_ssl_ca_file.is_file():
-            raise ClusterError(f"KAFKA_SSL_CA_FILE={settings.kafka_ssl_ca_file}: no such file")
+        if settings.kafka_ssl_ca_file is not None and not settings.kafka_ssl_ca_file.exists():
+            raise ClusterError(f"KAFKA_SSL_CA_FILE={settings.kafka_ssl_ca_file}: no such file or folder")
         try:
             self.admin = KafkaAdmin(quiet_config(connection(settings), self._errors))
         except (KafkaException, ValueError) as error:

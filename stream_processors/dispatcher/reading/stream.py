@@ -21,7 +21,7 @@ from yarl import URL
 
 from fairlane.committed import TopicIds
 from fairlane.kafka_clients import KafkaConsumer
-from fairlane.kafka_config import read_committed_consumer
+from fairlane.kafka_config import authorities, read_committed_consumer
 from fairlane.logs import get_logger
 from fairlane.names import dispatcher_group
 from fairlane.ownership import Ownership, PartitionId
@@ -222,8 +222,7 @@ def _credentials(settings: Settings) -> Any:
         return None
     context = None
     if settings.kafka_security_protocol.endswith("SSL"):
-        ca_file = settings.kafka_ssl_ca_file
-        context = create_ssl_context(cafile=None if ca_file is None else str(ca_file))
+        context = create_ssl_context(**authorities(settings))
     if settings.kafka_security_protocol == "SSL":
         return faust.SSLCredentials(context)
     password = settings.kafka_sasl_password

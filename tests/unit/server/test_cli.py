@@ -175,7 +175,7 @@ def test_missing_certificate_is_one_line(
 ) -> None:
     monkeypatch.setenv("KAFKA_SECURITY_PROTOCOL", "SSL")
     monkeypatch.setenv("KAFKA_SSL_CA_FILE", str(tmp_path / "none.pem"))
-    assert _error(capsys, "topics", "plan") == f"KAFKA_SSL_CA_FILE={tmp_path}/none.pem: no such file"
+    assert _error(capsys, "topics", "plan") == f"KAFKA_SSL_CA_FILE={tmp_path}/none.pem: no such file or folder"
 
 
 def test_schemas_are_registered_once(capsys: pytest.CaptureFixture[str], registry: RegistryDouble) -> None:

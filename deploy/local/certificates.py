@@ -3,10 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.certificates import THIS_MACHINE, new_authority, server_pem
 from fairlane_server.private_files import write_private
-
-_NAMES = ("localhost", "127.0.0.1")
-_UNIT = "servers"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +25,9 @@ def prepare_certificates(folder: Path) -> Certificates:
     certificates, remove the folder."""
     found = Certificates(folder / "ca.pem", folder / "server.pem")
     if not (found.ca_file.exists() and found.server_file.exists()):
-        import trustme
-        from cryptography.hazmat.primitives.serialization import (
-            Encoding,
-            NoEncryption,
-            PrivateFormat,
-            load_pem_private_key,
-        )
-
         folder.mkdir(parents=True, exist_ok=True)
-        authority = trustme.CA(organization_name="Fairlane embedded stack")
-        # A broker takes a new certificate in the place of one only for the same subject, which is random by default.
-        server = authority.issue_cert(*_NAMES, common_name=_NAMES[0], organization_unit_name=_UNIT)
-        key = load_pem_private_key(server.private_key_pem.bytes(), password=None)
-        # Kafka reads keys in PKCS#8 alone.
-        pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()).decode()
-        write_private(found.server_file, pem + "".join(part.bytes().decode() for part in server.cert_chain_pems))
+        authority = new_authority()
+        write_private(found.server_file, server_pem(authority, THIS_MACHINE))
         # Last: with it, both are there.
         write_private(found.ca_file, authority.cert_pem.bytes().decode())
     return found

@@ -92,6 +92,12 @@ class ComposeService:
         return tuple((host, int(outside), int(inside)) for host, outside, inside in ports)
 
     @property
+    def mounts(self) -> Mapping[str, str]:
+        """What is mounted, volume or file, by its path in the container."""
+        pairs = (mount.split(":") for mount in self.raw.get("volumes", ()))
+        return {target: source for source, target, *_ in pairs}
+
+    @property
     def python_commands(self) -> tuple[tuple[str, ...], ...]:
         """What follows `python` in each command that it runs, in order."""
         command = self.raw["command"]

@@ -16,6 +16,7 @@ import pytest
 import typer
 import yaml
 
+from deploy import certificates
 from deploy.local.kafka import ADMIN_USER
 from deploy.local.layout import PROJECT_ROOT
 from deploy.local.postgres import DATABASE, OWNER_ROLE
@@ -33,10 +34,10 @@ from producers.backfill.__main__ import main as backfill_main
 from tests.contract.compose_file import PASSWORDS, ComposeService, compose, default_ones, our_services, services
 
 SETTINGS = frozenset(variable.name for variable in setting_variables())
-# Left at their defaults in containers: connections there are plain, and the files are in the image.
+# Left at their defaults in containers: nothing is open there, and the files are in the image.
 NOT_IN_CONTAINERS = frozenset(
     {
-        *("ALLOW_OPEN_KAFKA", "KAFKA_SSL_CA_FILE", "CONSUMER_GROUP_PROTOCOL"),
+        *("ALLOW_OPEN_KAFKA", "CONSUMER_GROUP_PROTOCOL"),
         *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
         "KAFKA_CREDENTIALS_FILE",  # user and password are in the environment
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
@@ -49,7 +50,8 @@ KNOWN_TO_IMAGES = {
     r"|SMALLRYE_CONFIG_LOCATIONS|REGISTRY_PASSWORD",
     "setup-registry": r"ADMIN_PASSWORD",
     "kafka-ui": r"JAVA_OPTS|KAFKA_CLUSTERS_0_(NAME|BOOTSTRAPSERVERS|SCHEMAREGISTRY|READONLY|DEFAULT(KEY|VALUE)SERDE"
-    r"|PROPERTIES_(SECURITY_PROTOCOL|SASL_(MECHANISM|JAAS_CONFIG))|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
+    r"|PROPERTIES_(SECURITY_PROTOCOL|SASL_(MECHANISM|JAAS_CONFIG)|SSL_TRUSTSTORE_(TYPE|LOCATION))"
+    r"|CONSUMERPROPERTIES_ISOLATION_LEVEL)",
     "postgres": r"POSTGRES_(INITDB_ARGS|PASSWORD"
     r"|(OWNER|DISPATCHER|RECORDER|GATEWAY|BACKFILL|INGEST|ADMIN_API|OPERATOR)_PASSWORD)",
     # The program's own, and those that its command puts into its configuration.
@@ -131,6 +133,8 @@ def test_every_command_would_be_accepted(
                 assert exit_status(partial(backfill_main, [*arguments, "--help"])) == 0
             case "deploy.models.prepare":
                 assert prepare.main(arguments) == 0
+            case "deploy.certificates":
+                assert exit_status(partial(certificates.main, [*arguments, "--help"])) == 0
             case _:
                 assert not arguments
     assert prepared == ([Path("/models")] if service.name == "models" else [])
@@ -491,6 +495,6 @@ def test_the_models_are_read_from_where_they_are_prepared() -> None:
     assert services()["models"].python_commands[0][-1] == prepared.split(":")[1]
     for service in our_services():
         if service.name.startswith("consumer-"):
-            assert service.raw["volumes"] == [f"{prepared}:ro"]
+            assert f"{prepared}:ro" in service.raw["volumes"]
             assert service.environment["MODELS_DIR"] == prepared.split(":")[1]
             assert "models" in all_dependencies(service.name)

@@ -28,11 +28,14 @@ from tests.kit.compose_kafka import formatted
 from tests.kit.topic_prefix import topic_prefix
 
 # Of the node, where it runs; everything else is in BROKER_SETTINGS.
-WHERE_THE_NODE_RUNS = {"listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"}
-# Other than in the embedded one, which has TLS, and whose first user is created when its storage is formatted.
+WHERE_THE_NODE_RUNS = {
+    *("listeners", "advertised.listeners", "controller.quorum.voters", "log.dirs"),
+    *("ssl.keystore.location", "ssl.truststore.location"),
+}
+# Other than in the embedded one, whose first user is created when its storage is formatted.
 OF_ITS_LISTENERS = {
     *("listener.security.protocol.map", "inter.broker.listener.name", "sasl.mechanism.inter.broker.protocol"),
-    *("listener.name.admin.sasl.enabled.mechanisms", "ssl.keystore.type", "ssl.truststore.type"),
+    "listener.name.admin.sasl.enabled.mechanisms",
 }
 OUR_PACKAGES = ("fairlane", "fairlane_server", "stream_processors", "inference_consumers", "producers", "deploy")
 OWN_CONTAINERS = [service for service in services().values() if service.is_ours]
@@ -80,7 +83,7 @@ def test_the_broker_has_the_properties_of_the_embedded_one(tmp_path: Path) -> No
     lines = translated.read_text(encoding="utf-8").split("\n")
     properties = dict(line.split("=", 1) for line in lines if line)
     protocols = properties["listener.security.protocol.map"].split(",")
-    assert {protocol.partition(":")[2] for protocol in protocols} == {"SASL_PLAINTEXT"}
+    assert {protocol.partition(":")[2] for protocol in protocols} == {"SASL_SSL"}
     expected = {**BROKER_SETTINGS, **SECURED_SETTINGS}
     expected = {name: value for name, value in expected.items() if name not in OF_ITS_LISTENERS}
     found = {name: value for name, value in properties.items() if name not in WHERE_THE_NODE_RUNS | OF_ITS_LISTENERS}
@@ -108,7 +111,7 @@ def test_the_listeners_of_the_broker_fit_together() -> None:
     check = " ".join(kafka.raw["healthcheck"]["test"])
     assert f"--bootstrap-server {advertised['ADMIN'].netloc}" in check
     assert kafka.environment["KAFKA_HEAP_OPTS"].endswith(f"-Xmx{HEAP}")
-    data, admin = kafka.raw["volumes"]
+    data, admin, *_ = kafka.raw["volumes"]
     assert data == f"kafka-data:{kafka.environment['KAFKA_LOG_DIRS']}"
     assert f"--command-config {admin.split(':')[1]}" in check
 
@@ -142,7 +145,7 @@ def test_the_users_of_redis_have_the_rights_of_the_table_and_no_others_exist(nam
         users = [acl_line(SERVERS[name], role, [f">${variables[role]}"]) for role in RIGHTS[SERVERS[name]]]
         operator = redis_user(RedisRole.OPERATOR)
     assert configuration.splitlines() == [DEFAULT_USER_OFF, *users]
-    assert f"redis-cli --user {operator} ping" in yaml.safe_load(text)["services"][name]["healthcheck"]["test"][-1]
+    assert f" --user {operator} ping" in yaml.safe_load(text)["services"][name]["healthcheck"]["test"][-1]
 
 
 @pytest.mark.parametrize("name", SETTINGS)

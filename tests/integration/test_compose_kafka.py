@@ -51,6 +51,7 @@ def set_up(
         **{name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ},
         **services()["setup"].environment,
         "KAFKA_BOOTSTRAP_SERVERS": kafka.addresses["ADMIN"],
+        "KAFKA_SSL_CA_FILE": str(kafka.ca_file),
         **changes,
     }
     del environment["SCHEMA_REGISTRY_URL"]
@@ -65,9 +66,10 @@ def set_up(
     )
 
 
-def config(environment: Mapping[str, str], address: str) -> dict[str, Any]:
+def config(kafka: ComposeKafka, environment: Mapping[str, str], listener: str) -> dict[str, Any]:
     return {
-        "bootstrap.servers": address,
+        "bootstrap.servers": kafka.addresses[listener],
+        "ssl.ca.location": str(kafka.ca_file),
         "security.protocol": environment["KAFKA_SECURITY_PROTOCOL"],
         "sasl.mechanism": environment["KAFKA_SASL_MECHANISM"],
         "sasl.username": environment["KAFKA_SASL_USERNAME"],
@@ -112,15 +114,20 @@ def may_read(settings: Mapping[str, Any], topic: str) -> bool:
     ],
 )
 def test_each_container_connects_as_its_user(kafka: ComposeKafka, name: str, sees: str, sees_not: str) -> None:
-    found = topics_of(config(services()[name].environment, kafka.addresses["SERVICES"]))
+    found = topics_of(config(kafka, services()[name].environment, "SERVICES"))
     assert sees in found
     assert sees_not not in found
 
 
 def test_nobody_connects_without_a_password_or_with_a_wrong_one(kafka: ComposeKafka) -> None:
-    wrong = config(services()["gateway"].environment, kafka.addresses["SERVICES"]) | {"sasl.password": "other"}
+    wrong = config(kafka, services()["gateway"].environment, "SERVICES") | {"sasl.password": "other"}
+    nobody = {"security.protocol": "PLAINTEXT", "log_level": "0"}
+    # With the right password, in the clear or without the authority.
+    unverified = config(kafka, services()["gateway"].environment, "SERVICES")
+    del unverified["ssl.ca.location"]
+    plain = unverified | {"security.protocol": "SASL_PLAINTEXT"}
     for listener in ("SERVICES", "HOST", "ADMIN"):
-        for settings in ({"security.protocol": "PLAINTEXT", "log_level": "0"}, wrong):
+        for settings in (nobody, plain, unverified, wrong):
             with pytest.raises(KafkaException):
                 AdminClient({**settings, "bootstrap.servers": kafka.addresses[listener]}).list_topics(timeout=3)
 
@@ -138,7 +145,7 @@ def test_kafka_ui_reads_no_prompts_and_no_answers_also_not_in_dead_letters(kafka
     assert f'username="{user}" password="{password}"' in jaas
     operator = services()["operator"].environment
     viewer = {**operator, "KAFKA_SASL_USERNAME": user, "KAFKA_SASL_PASSWORD": password}
-    settings = config(viewer, kafka.addresses["SERVICES"])
+    settings = config(kafka, viewer, "SERVICES")
     # It sees them all, with their sizes and settings.
     topics = topics_of(settings)
     assert {"requests.acme", "replies.acme", "dead-letter.work", "ledger.usage"} <= topics
@@ -150,16 +157,16 @@ def test_kafka_ui_reads_no_prompts_and_no_answers_also_not_in_dead_letters(kafka
 def test_a_tenant_connects_from_this_machine_with_the_file_of_setup(kafka: ComposeKafka, credentials: Path) -> None:
     path = credentials / "fairlane_tenant_acme.env"
     given = dict(line.split("=", 1) for line in path.read_text(encoding="utf-8").splitlines())
-    settings = config({"KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT", **given}, kafka.addresses["HOST"])
+    settings = config(kafka, {"KAFKA_SECURITY_PROTOCOL": "SASL_SSL", **given}, "HOST")
     assert {"requests.acme", "replies.acme"} <= topics_of(settings)
     assert "requests.globex" not in topics_of(settings)
 
 
 def test_the_registry_has_rights_on_its_own_topics_alone(kafka: ComposeKafka) -> None:
-    admin = AdminClient(config(kafka.admin, kafka.addresses["ADMIN"]))
+    admin = AdminClient(config(kafka, kafka.admin, "ADMIN"))
     for acl in acls_of_the_registry():
         admin.create_acls([acl])[acl].result(TIMEOUT_S)
-    settings = config(kafka.user(REGISTRY, PASSWORDS["KAFKA_REGISTRY_PASSWORD"]), kafka.addresses["ADMIN"])
+    settings = config(kafka, kafka.user(REGISTRY, PASSWORDS["KAFKA_REGISTRY_PASSWORD"]), "ADMIN")
     registry = AdminClient(settings)
     registry.create_topics([NewTopic(JOURNAL, 1, 1)])[JOURNAL].result(TIMEOUT_S)
     producer = Producer(settings)

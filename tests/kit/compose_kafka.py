@@ -7,6 +7,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from deploy.certificates import make as make_certificates
 from deploy.local import probes
 from deploy.local.kafka import ADMIN_USER, FIRST_COMPILER, HOST, find_java
 from deploy.local.layout import KAFKA_LIBS_DIR
@@ -19,9 +20,10 @@ _LISTENERS = ("SERVICES", "HOST", "ADMIN", "CONTROLLER")
 
 @dataclass(frozen=True, slots=True)
 class ComposeKafka:
-    """A running one. ``addresses``: by listener."""
+    """A running one. ``addresses``: by listener; ``ca_file``: of the authority that made its certificate."""
 
     addresses: Mapping[str, str]
+    ca_file: Path
 
     @property
     def admin(self) -> dict[str, str]:
@@ -32,7 +34,8 @@ class ComposeKafka:
         """Settings of a process that acts as this user of the listener ADMIN."""
         return {
             "KAFKA_BOOTSTRAP_SERVERS": self.addresses["ADMIN"],
-            "KAFKA_SECURITY_PROTOCOL": "SASL_PLAINTEXT",
+            "KAFKA_SECURITY_PROTOCOL": "SASL_SSL",
+            "KAFKA_SSL_CA_FILE": str(self.ca_file),
             "KAFKA_SASL_MECHANISM": "PLAIN",
             "KAFKA_SASL_USERNAME": name,
             "KAFKA_SASL_PASSWORD": password,
@@ -67,6 +70,8 @@ def formatted(folder: Path, changes: Mapping[str, str]) -> Path:
 @contextmanager
 def compose_kafka(folder: Path) -> Iterator[ComposeKafka]:
     """Run it on free ports of this machine until the end of the block."""
+    ca_file = folder / "certificates" / "authority" / "ca.pem"
+    make_certificates(folder / "certificates", ["kafka"])
     with closing(PortClaims()) as ports:
         addresses = {name: f"{HOST}:{ports.take(name.lower())}" for name in _LISTENERS}
         listeners = ",".join(f"{name}://{address}" for name, address in addresses.items())
@@ -75,9 +80,11 @@ def compose_kafka(folder: Path) -> Iterator[ComposeKafka]:
             "KAFKA_ADVERTISED_LISTENERS": listeners.rpartition(",")[0],
             "KAFKA_CONTROLLER_QUORUM_VOTERS": f"1@{addresses['CONTROLLER']}",
             "KAFKA_LOG_DIRS": str(folder / "data"),
+            "KAFKA_SSL_KEYSTORE_LOCATION": str(folder / "certificates" / "kafka" / "server.pem"),
+            "KAFKA_SSL_TRUSTSTORE_LOCATION": str(ca_file),
         }
         properties = formatted(folder / "config", changes)
-        kafka = ComposeKafka(addresses)
+        kafka = ComposeKafka(addresses, ca_file)
         node = ProcessSpec(
             name="kafka",
             argv=(
@@ -105,7 +112,8 @@ def _java() -> tuple[str, ...]:
 
 def _client_config(kafka: ComposeKafka) -> dict[str, str]:
     return {
-        "security.protocol": "SASL_PLAINTEXT",
+        "security.protocol": "SASL_SSL",
+        "ssl.ca.location": str(kafka.ca_file),
         "sasl.mechanism": "PLAIN",
         "sasl.username": ADMIN_USER,
         "sasl.password": kafka.admin["KAFKA_SASL_PASSWORD"],

@@ -100,7 +100,8 @@ def test_a_client_of_librdkafka_trusts_an_authority_that_is_added_to_its_folder(
 
 
 def dispatchers_context(server: TlsServer, folder: Path) -> ssl.SSLContext:
-    return create_ssl_context(**authorities(settings_of(server, folder)))
+    context: ssl.SSLContext = create_ssl_context(**authorities(settings_of(server, folder)))
+    return context
 
 
 def redis_context(server: TlsServer, folder: Path) -> ssl.SSLContext:

@@ -13,13 +13,12 @@ from contextlib import suppress
 from time import monotonic
 from typing import Any
 
-from confluent_kafka import Consumer, Producer
-
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import ends_of
 from benchmarks.processes import peak_bytes
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import MODEL, POOL, UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher, simulated_model
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import backfill_topic, replies_topic
 from fairlane.outcomes import Priority, Task
@@ -142,8 +141,8 @@ def _bare(settings: Settings, rows: int, topic: str, answers: str) -> float:
         "timeout_ms": _TIMEOUT_MS,
     }
     config = idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 5}
-    producer = Producer(config)
-    consumer = Consumer(read_committed_consumer(settings, f"bench-{uuid.uuid4()}"))
+    producer = KafkaProducer(config)
+    consumer = KafkaConsumer(read_committed_consumer(settings, f"bench-{uuid.uuid4()}"))
     consumer.assign(ends_of(settings, (answers,)))
     started, produced, consumed = monotonic(), 0, 0
     while consumed < rows:

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, TopicPartition
 
 from benchmarks.load import make_work_item
 from benchmarks.simulated_pool import POOL
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer, transactional_producer
 from fairlane.names import dispatcher_group, tenant_of_request_topic
 from fairlane.records import InferenceRequest
@@ -54,8 +55,8 @@ def copy_in_transactions(settings: Settings, source: str, target: str, group: st
     """The program ``chain``."""
     stop = StopSignal()
     stop.install()
-    consumer = Consumer(read_committed_consumer(settings, group) | {"auto.offset.reset": "earliest"})
-    producer = Producer(transactional_producer(settings, f"{group}-producer", settings.transaction_timeout_ms))
+    consumer = KafkaConsumer(read_committed_consumer(settings, group) | {"auto.offset.reset": "earliest"})
+    producer = KafkaProducer(transactional_producer(settings, f"{group}-producer", settings.transaction_timeout_ms))
     with _readiness(settings) as readiness:
         producer.init_transactions(30.0)
         consumer.subscribe([source], on_assign=lambda _consumer, _partitions: readiness.set("started"))
@@ -97,7 +98,7 @@ async def pass_on_with_faust(settings: Settings, kind: str, topics: list[str]) -
     )
     source = app.topic(*topics, key_serializer="raw", value_serializer="raw")
     target = app.topic(f"baseline.{kind}", key_serializer="raw", value_serializer="raw")
-    producer = Producer(idempotent_producer(settings) | {"queue.buffering.max.messages": 1_000_000})
+    producer = KafkaProducer(idempotent_producer(settings) | {"queue.buffering.max.messages": 1_000_000})
     codec = default_codec()
 
     async def pass_on(stream: Any) -> None:
@@ -147,7 +148,7 @@ def serve_route(settings: Settings, port: int, topic: str) -> None:
     class Accepted(BaseModel):
         id: str
 
-    producer = Producer(idempotent_producer(settings))
+    producer = KafkaProducer(idempotent_producer(settings))
     stopping = threading.Event()
 
     def poll() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from urllib.request import urlopen
 
 import yaml
-from confluent_kafka.admin import AdminClient, NewPartitions, NewTopic
+from confluent_kafka.admin import NewPartitions, NewTopic
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 from pydantic import SecretStr
@@ -26,6 +26,7 @@ from deploy.local.ports import PortClaims
 from deploy.local.run_record import RunRecord
 from deploy.local.services import HOST, MODELS_FILE, Service, SetupStep, default_setup
 from deploy.local.stack import LocalStack, kafka_credentials
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import connection
 from fairlane.outcomes import Degradation
 from fairlane.records import ModelVersion
@@ -269,7 +270,7 @@ def shipped_engine(model: ModelVersion, device: str | None = None) -> Iterator[E
 def create_topics(settings: Settings, names: Sequence[str]) -> None:
     """Topics of a baseline, with the same timestamps as the project's own; ``NAME=COUNT`` gives one that exists so many
     partitions."""
-    admin = AdminClient(connection(settings))
+    admin = KafkaAdmin(connection(settings))
     config = {"message.timestamp.type": "LogAppendTime", "max.message.bytes": "8388608"}
     new = [NewTopic(name, 1, 1, config=config) for name in names if "=" not in name]
     larger = [NewPartitions(name, int(count)) for name, _, count in (name.partition("=") for name in names) if count]

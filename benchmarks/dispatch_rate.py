@@ -7,13 +7,14 @@ of its first and last output, so that its start does not count.
 from collections.abc import Sequence
 from time import monotonic
 
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import TopicPartition
 
 from benchmarks.cluster import BenchStack, cluster
 from benchmarks.load import REQUEST_TIMEOUT_MS, ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import open_window
 from deploy.local.services import Service
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import priority_topic, requests_topic
 from fairlane.records import Message, Parameters, RequestInput
@@ -77,7 +78,7 @@ def rate_of(running: BenchStack, service: Service, output: str, requests: int) -
 
 def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -> None:
     """Publish requests of each tenant in turn, with a deadline that none exceeds."""
-    producer = Producer(idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 20})
+    producer = KafkaProducer(idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000, "linger.ms": 20})
     codec = default_codec()
     content = RequestInput(messages=(Message("user", "What is the capital of France, and why? " * 5),))
     for number in range(requests):
@@ -91,7 +92,7 @@ def publish_backlog(settings: Settings, tenants: Sequence[str], requests: int) -
 
 def output_rate(settings: Settings, start: Sequence[TopicPartition], count: int, *, skip: int = 1) -> float:
     """Records per second, by the broker's timestamps, from the ``skip``-th to the last of ``count`` after ``start``."""
-    consumer = Consumer(read_committed_consumer(settings, "bench-reader"))
+    consumer = KafkaConsumer(read_committed_consumer(settings, "bench-reader"))
     consumer.assign(list(start))
     deadline = monotonic() + _TIMEOUT_S
     times_ms: list[int] = []

@@ -6,12 +6,11 @@ The engine is simulated: 100 ms a batch of 32, over 32 tenants' reply topics. Co
 import threading
 from collections.abc import Sequence
 
-from confluent_kafka import Producer
-
 from benchmarks.cluster import cluster, shipped_model
 from benchmarks.dispatch_rate import output_rate
 from benchmarks.load import ends_of, make_request, make_work_item
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import priority_topic, replies_topic
 from fairlane.offsets import MAX_SPAN
@@ -56,7 +55,7 @@ class PlainLoop(TransactionLoop):
 
 class _PlainApp(ConsumerApp):
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
-        producer = Producer(idempotent_producer(self._settings) | {"linger.ms": 0})
+        producer = KafkaProducer(idempotent_producer(self._settings) | {"linger.ms": 0})
         return PlainLoop((producer,), ownership, on_fatal=self._fail)
 
 
@@ -111,7 +110,7 @@ def _rate(settings: Settings, app_type: type[ConsumerApp], group: str) -> float:
 
 
 def _publish(settings: Settings) -> None:
-    producer = Producer(idempotent_producer(settings))
+    producer = KafkaProducer(idempotent_producer(settings))
     codec = default_codec()
     model = shipped_model()
     for number in range(BATCHES * BATCH_ITEMS):

@@ -10,8 +10,6 @@ while all wait. The service difference is the largest between any two tenants ov
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from confluent_kafka.admin import AdminClient
-
 from benchmarks.cluster import cluster, wait_until
 from benchmarks.faults.rig import members
 from benchmarks.load import WARM_UP_S, LoadGenerator, Offered, completions, plan, plan_arrivals, waits
@@ -27,6 +25,7 @@ from benchmarks.service_curve import (
 from benchmarks.simulated_pool import UNBOUNDED, UNBOUNDED_TENANT, SimulatedPool, dispatchers
 from benchmarks.trace import TRACE_FILE, TraceSampler, load_trace
 from benchmarks.traffic import SHAPES, Traffic
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import connection
 from fairlane.names import dispatcher_group, requests_topic
 from fairlane.settings import Settings
@@ -160,7 +159,7 @@ def owners(settings: Settings, tenants: Collection[str], dispatchers: int) -> di
     tenant_of = {requests_topic(tenant): tenant for tenant in tenants}
     found = {
         member.member_id: frozenset(tenant_of[topic] for topic, _ in member.partitions if topic in tenant_of)
-        for member in members(AdminClient(connection(settings)), dispatcher_group(settings.group_prefix))
+        for member in members(KafkaAdmin(connection(settings)), dispatcher_group(settings.group_prefix))
     }
     return found if are_shared(found, tenants, dispatchers) else {}
 

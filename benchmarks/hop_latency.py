@@ -14,6 +14,7 @@ from benchmarks.load import ends_of, make_request
 from benchmarks.result import MEDIAN_OF_REPETITIONS, Figure, Result, median_of, repeated
 from benchmarks.simulated_pool import INSTANT_SERVICES
 from deploy.local.services import Service
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import replies_topic, requests_topic
 from fairlane.schema_files import default_codec
@@ -49,10 +50,10 @@ def run() -> Result:
     ]
     with cluster([*INSTANT_SERVICES, *bare], topics=_BARE_TOPICS) as running:
         # No batching of the client's own: both chains are asked one record at a time.
-        producer = Producer(idempotent_producer(running.settings) | {"linger.ms": 0})
+        producer = KafkaProducer(idempotent_producer(running.settings) | {"linger.ms": 0})
         readers = {}
         for source, target in ((requests_topic("acme"), replies_topic("acme")), (_BARE_TOPICS[0], _BARE_TOPICS[-1])):
-            readers[source] = Consumer(read_committed_consumer(running.settings, "bench-reader"))
+            readers[source] = KafkaConsumer(read_committed_consumer(running.settings, "bench-reader"))
             readers[source].assign(ends_of(running.settings, (target,)))
 
         def measure(_number: int, requests: int | None = None) -> dict[str, float]:

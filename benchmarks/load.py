@@ -16,7 +16,7 @@ from itertools import count
 from time import monotonic
 from typing import Any, Self
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, KafkaException, Message, Producer, TopicPartition
 
 from benchmarks.service_curve import Interval, ServedRequest, percentile
 from benchmarks.simulated_pool import MODEL
@@ -24,6 +24,7 @@ from benchmarks.trace import MAX_CONTEXT_TOKENS, RequestSize, TraceSampler
 from benchmarks.traffic import Arrival
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.names import LEDGER_USAGE, backfill_topic, replies_topic, requests_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, Outcome, Priority, Task
@@ -115,7 +116,7 @@ def make_usage(tenant: str, model: ModelVersion, size: RequestSize) -> UsageEven
 
 def ends_of(settings: KafkaSettings, topics: Sequence[str]) -> list[TopicPartition]:
     """The end of every partition of these topics."""
-    consumer = Consumer(read_committed_consumer(settings, "bench-ends"))
+    consumer = KafkaConsumer(read_committed_consumer(settings, "bench-ends"))
     try:
         known = consumer.list_topics(timeout=_METADATA_TIMEOUT_S).topics
         places = [TopicPartition(topic, partition) for topic in topics for partition in known[topic].partitions]
@@ -457,7 +458,7 @@ class LoadGenerator:
 
     def _publish(self) -> None:
         options = {"queue.buffering.max.messages": _MAX_WAITING_RECORDS, "delivery.timeout.ms": _DELIVERY_TIMEOUT_MS}
-        producer = Producer(idempotent_producer(self._settings) | options | QUIET)
+        producer = KafkaProducer(idempotent_producer(self._settings) | options | QUIET)
         while not self._stopping.is_set():
             self._wake.clear()
             wait_s = self._publish_due(producer)
@@ -495,7 +496,7 @@ class LoadGenerator:
             self._failures.append(f"a request was not acknowledged: {error.str()}")
 
     def _read(self) -> None:
-        consumer = Consumer(read_committed_consumer(self._settings, f"load-{uuid.uuid4()}") | QUIET)
+        consumer = KafkaConsumer(read_committed_consumer(self._settings, f"load-{uuid.uuid4()}") | QUIET)
         ledger = consumer.list_topics(LEDGER_USAGE, timeout=_METADATA_TIMEOUT_S).topics[LEDGER_USAGE].partitions
         consumer.assign(
             [

@@ -22,6 +22,7 @@ from benchmarks.service_curve import Interval, least_within
 from benchmarks.simulated_pool import POOL, UNBOUNDED, UNBOUNDED_TENANT, consumer, dispatcher, fixed_batch_engine
 from benchmarks.trace import TraceSampler
 from fairlane.clock import now_ms
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import connection
 from fairlane.names import pool_group, priority_topic
 from fairlane.outcomes import Priority
@@ -60,7 +61,7 @@ def run(calm_s: float = CALM_S, consumers: Sequence[str] = CONSUMERS) -> Result:
         cluster(services, tenants=tenants, partitions=partitions) as running,
         LoadGenerator(running.settings, _TENANTS) as load,
     ):
-        admin, group = AdminClient(connection(running.settings)), pool_group(running.settings.group_prefix, POOL)
+        admin, group = KafkaAdmin(connection(running.settings)), pool_group(running.settings.group_prefix, POOL)
         wait_until(lambda: _ids(admin, group), _LONGEST_RESTART_S, "partitions for every consumer")
         rate = LOAD * len(CONSUMERS) * BATCH_ITEMS * 1000 / BATCH_MS / len(_TENANTS)
         offered = [Offered(tenant, rate, steady=True, timeout_ms=_TIMEOUT_MS) for tenant in _TENANTS]

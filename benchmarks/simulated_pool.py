@@ -12,11 +12,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from confluent_kafka import Producer
-
 from deploy.local.services import Service
 from fairlane.client.requests import RequestFields
 from fairlane.clock import now_ms
+from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import idempotent_producer
 from fairlane.names import CONTROL_CAPACITY
 from fairlane.outcomes import Degradation, Health, Task
@@ -134,7 +133,7 @@ def open_window(settings: KafkaSettings) -> Iterator[None]:
     Without it the dispatcher's rate would be that of an empty window; with simulated consumers, theirs. The first
     report is acknowledged before the context opens. Raises TimeoutError.
     """
-    producer = Producer(idempotent_producer(settings))
+    producer = KafkaProducer(idempotent_producer(settings))
     stopping = threading.Event()
 
     acknowledged = threading.Event()

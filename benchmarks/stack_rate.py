@@ -14,8 +14,6 @@ from statistics import median
 from time import perf_counter
 from uuid import uuid4
 
-from confluent_kafka import Consumer, Producer
-
 from benchmarks.cluster import cluster
 from benchmarks.load import ends_of, make_request
 from benchmarks.loads import CALLERS, Pending, Submit, from_callers, one_at_a_time, open_loop
@@ -23,6 +21,7 @@ from benchmarks.result import MEDIAN_OF_REPETITIONS, Bound, Figure, Result, medi
 from benchmarks.simulated_pool import QUESTION, UNBOUNDED_INSTANT_SERVICES, UNBOUNDED_TENANT
 from deploy.local.services import Service
 from fairlane import Client
+from fairlane.kafka_clients import KafkaConsumer, KafkaProducer
 from fairlane.kafka_config import idempotent_producer, read_committed_consumer
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -51,8 +50,8 @@ class BareClient:
     """Sends records into the chain; a future of each is resolved when it comes out. Any thread may ``submit``."""
 
     def __init__(self, settings: KafkaSettings) -> None:
-        self._producer = Producer(idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000})
-        self._reader = Consumer(read_committed_consumer(settings, "bench-bare"))
+        self._producer = KafkaProducer(idempotent_producer(settings) | {"queue.buffering.max.messages": 200_000})
+        self._reader = KafkaConsumer(read_committed_consumer(settings, "bench-bare"))
         self._reader.assign(ends_of(settings, _TOPICS[-1:]))
         self._value = default_codec().encode(make_request())
         self._futures: dict[bytes, Future[None]] = {}

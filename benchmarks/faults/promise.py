@@ -5,12 +5,13 @@ from collections.abc import Collection, Iterable, Mapping, Set
 from dataclasses import dataclass, field
 
 import psycopg
-from confluent_kafka import Consumer, Message
+from confluent_kafka import Message
 
 from benchmarks.faults.rig import Deployment
 from deploy.demo.checks import check, committed_records
 from fairlane import names
 from fairlane.committed import resume_points
+from fairlane.kafka_clients import KafkaConsumer
 from fairlane.kafka_config import read_committed_consumer
 from fairlane.offsets import OffsetTracker
 from fairlane.outcomes import Outcome, Priority
@@ -132,7 +133,7 @@ def unsettled(settings: KafkaSettings, group: str, records: Iterable[Message]) -
     for record in records:
         partition = PartitionId(str(record.topic()), record.partition() or 0)
         offsets.setdefault(partition, []).append(record.offset() or 0)
-    source = Consumer(read_committed_consumer(settings, group))
+    source = KafkaConsumer(read_committed_consumer(settings, group))
     try:
         resumes = resume_points(source, offsets, _READ_TIMEOUT_S)
     finally:

@@ -20,6 +20,7 @@ from benchmarks.load import QUIET
 from deploy.local.run_record import ProcessId, ProcessRecord, State, identify
 from deploy.local.stack import LocalStack
 from fairlane.codec import Codec
+from fairlane.kafka_clients import KafkaAdmin
 from fairlane.kafka_config import connection
 from fairlane.names import (
     backfill_topic,
@@ -133,7 +134,7 @@ class Rig:
         self.struck: list[Fault] = []
         self.badly_ended: list[str] = []
         """Who was asked to end and did not end with status 0."""
-        self._admin = AdminClient(connection(deployed.settings) | QUIET)
+        self._admin = KafkaAdmin(connection(deployed.settings) | QUIET)
         self._recorders = recorder_group(deployed.group_prefix)
         self._groups = {
             deployed.dispatcher_group: cast.dispatchers,

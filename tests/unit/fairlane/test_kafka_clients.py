@@ -15,6 +15,7 @@ from fairlane.kafka_credentials import KafkaCredentials
 from fairlane.settings import KafkaSettings
 from tests.kit.waiting import eventually
 
+SERVICES = ("inference_consumers", "producers", "stream_processors")
 FIRST, SECOND = KafkaCredentials("first", "secret one"), KafkaCredentials("second", "secret two")
 
 
@@ -135,7 +136,7 @@ def test_every_client_of_the_product_is_made_there() -> None:
     plain = {"Producer", "Consumer", "AdminClient", "ConfluentConsumer", "DeserializingConsumer", "SerializingProducer"}
     found = [
         f"{path.relative_to(PROJECT_ROOT)}:{node.lineno}"
-        for folder in ("fairlane", "fairlane_server", "inference_consumers", "producers", "stream_processors", "deploy")
+        for folder in ("fairlane", "fairlane_server", *SERVICES, "deploy", "benchmarks")
         for path in sorted((PROJECT_ROOT / folder).rglob("*.py"))
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call)

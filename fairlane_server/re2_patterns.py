@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import re2
 
-MOST_CHARACTERS = 1_000
 _MOST_MEMORY_BYTES = 1 << 20
 """Of a compiled pattern with its automata. It bounds counted repetitions of repetitions."""
 MOST_MATCHES = 1_000
@@ -19,9 +18,7 @@ MOST_MATCHES = 1_000
 
 def check_pattern(pattern: str) -> None:
     """Raises ValueError, with the reason, for a pattern that is not to be used: not in RE2's syntax (no look-around, no
-    back-references), too long or too large, or one that matches the empty text, and so everywhere."""
-    if len(pattern) > MOST_CHARACTERS:
-        raise ValueError(f"a pattern of {len(pattern)} characters is longer than {MOST_CHARACTERS}")
+    back-references), too large when it is compiled, or one that matches the empty text, and so everywhere."""
     if compiled(pattern).search("") is not None:
         raise ValueError("the pattern matches the empty text")
 

@@ -6,8 +6,9 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 from fairlane.settings import Settings
+from fairlane_server.guardrail_policy import MOST_PATTERN_CHARACTERS
 from fairlane_server.kafka.transactions import TransactionLoop
-from fairlane_server.re2_patterns import MOST_CHARACTERS, MOST_MATCHES
+from fairlane_server.re2_patterns import MOST_MATCHES
 from inference_consumers.capacity.measurement import FRESH_FOR_S
 from inference_consumers.engine_process.stall_detection import TIMES_PREDICTED
 from inference_consumers.guardrails.post_processing import MOST_REPAIRED_CHARACTERS
@@ -32,7 +33,7 @@ CASES = [
     ("how-fairlane-decides.md", r"\u2026 ([\d.]+) one more step", DEFAULT_LADDER.up_at[-1]),
     ("how-fairlane-decides.md", r"given back after (\d+) s below", DEFAULT_LADDER.down_after_ms / 1_000),
     ("gateway.md", r"`ENGINE_HANG_TIMEOUT_S` \((\d+) s\)", setting("engine_hang_timeout_s")),
-    ("guardrails-checks.md", r"at most ([\d,]+) characters, and matches", MOST_CHARACTERS),
+    ("guardrails-checks.md", r"at most ([\d,]+) characters, and matches", MOST_PATTERN_CHARACTERS),
     ("guardrails-checks.md", r"Behind ([\d,]+) matches", MOST_MATCHES),
     ("guardrails-checks.md", r"with (\d+) bits of entropy", LEAST_ENTROPY_BITS),
     ("guardrails-checks.md", r"if it has at most ([\d,]+) characters", MOST_REPAIRED_CHARACTERS),

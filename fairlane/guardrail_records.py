@@ -14,14 +14,27 @@ class GuardrailRule:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class PostProcessing:
+    """Changes of an answer after its checks, in the order of the fields. ``json_schema`` is a JSON Schema as text: an
+    answer that does not satisfy it is repaired, or withheld. ``on_failure`` as in a rule."""
+
+    deduplicate: bool = False
+    trim: bool = False
+    json_schema: str | None = None
+    on_failure: str = "closed"
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class GuardrailPolicy:
     """Checks of a tenant's requests, in order: of the input before the model sees it, and of the output. ``patterns``
-    are regular expressions of RE2; they and ``denied_words`` are what the check ``patterns`` looks for."""
+    are regular expressions of RE2; they and ``denied_words`` are what the check ``patterns`` looks for. Answers go as
+    they are without ``post_processing``."""
 
     input: tuple[GuardrailRule, ...] = ()
     output: tuple[GuardrailRule, ...] = ()
     patterns: tuple[str, ...] = ()
     denied_words: tuple[str, ...] = ()
+    post_processing: PostProcessing | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Code(StrEnum):
     GUARDRAIL_UNAVAILABLE = "guardrail_unavailable"
     # failed
     CONTEXT_TOO_LONG = "context_too_long"
+    FORMAT_NOT_MET = "format_not_met"
     ENGINE_ERROR = "engine_error"
     POISON = "poison"
     RETRIES_EXHAUSTED = "retries_exhausted"
@@ -67,7 +68,7 @@ class FinishReason(StrEnum):
     LENGTH = "length"
     CANCELLED = "cancelled"
     CONTENT_FILTER = "content_filter"
-    """A guardrail withheld the answer."""
+    """A guardrail, or the format that a policy asks for, withheld the answer."""
 
 
 class Decision(StrEnum):
@@ -107,6 +108,8 @@ class GuardrailCheck(StrEnum):
     LEAKED_PROMPT = "leaked_prompt"
     """Text of the system prompt."""
     REPETITION = "repetition"
+    POST_PROCESSING = "post_processing"
+    """No rule has it: it changes an answer after its checks, in a process as theirs."""
 
 
 class GuardrailAction(StrEnum):
@@ -133,6 +136,8 @@ class GuardrailResult(StrEnum):
     PASSED = "passed"
     LOGGED = "logged"
     REDACTED = "redacted"
+    CHANGED = "changed"
+    """By post-processing."""
     BLOCKED = "blocked"
     FAILED_OPEN = "failed_open"
     FAILED_CLOSED = "failed_closed"

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import lru_cache
 from hashlib import blake2b
 
-from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.outcomes import GuardrailAction, GuardrailCheck, GuardrailFailure, GuardrailStage
+from fairlane_server.json_schemas import check_schema
 from fairlane_server.re2_patterns import check_pattern
 
 CHECKS: Mapping[GuardrailStage, Sequence[GuardrailCheck]] = {
@@ -37,6 +38,8 @@ MOST_DENIED_WORDS = 500
 MOST_DENIED_WORD_CHARACTERS = 100
 MOST_CHARACTERS = 16_384
 """Patterns and denied words together: every work item carries them."""
+MOST_SCHEMA_CHARACTERS = 8_192
+"""Of a JSON Schema, as compact JSON."""
 
 _DIGEST_BYTES = 16
 
@@ -60,6 +63,11 @@ def default_failure(action: str) -> GuardrailFailure:
     return GuardrailFailure.OPEN if action in (GuardrailAction.LOG, GuardrailAction.OFF) else GuardrailFailure.CLOSED
 
 
+def default_processing_failure(json_schema: str | None) -> GuardrailFailure:
+    """As ``default_failure``, of post-processing: a format is a promise to the program that reads the answer."""
+    return GuardrailFailure.OPEN if json_schema is None else GuardrailFailure.CLOSED
+
+
 def check_policy(policy: GuardrailPolicy) -> None:
     """Raises PolicyError for anything that the consumers could not carry out."""
     for stage in GuardrailStage:
@@ -77,16 +85,19 @@ def check_policy(policy: GuardrailPolicy) -> None:
     if has_texts and not named:
         field = "patterns" if policy.patterns else "denied_words"
         raise PolicyError((field,), "no rule of input or output has the check patterns")
+    if policy.post_processing is not None:
+        _check_post_processing(policy.post_processing)
 
 
 def active_policy(policy: GuardrailPolicy | None) -> GuardrailPolicy | None:
-    """The policy without the rules that are off; None if that leaves none, so that nothing is checked."""
+    """The policy without the rules that are off; None if that leaves nothing to do."""
     if policy is None:
         return None
     before, after = (
         tuple(rule for rule in rules if rule.action != GuardrailAction.OFF) for rules in (policy.input, policy.output)
     )
-    return GuardrailPolicy(before, after, policy.patterns, policy.denied_words) if before or after else None
+    does_nothing = not before and not after and policy.post_processing is None
+    return None if does_nothing else replace(policy, input=before, output=after)
 
 
 @lru_cache(1_024)
@@ -116,6 +127,27 @@ def _check_rules(stage: GuardrailStage, rules: Sequence[GuardrailRule]) -> None:
             raise PolicyError(
                 (stage, index, "action"), f"{rule.check!r} finds nothing to redact; these checks do: {can}"
             )
+
+
+def _check_post_processing(wanted: PostProcessing) -> None:
+    if not (wanted.deduplicate or wanted.trim or wanted.json_schema is not None):
+        raise PolicyError(("post_processing",), "asks for nothing; possible: deduplicate, trim, json_schema")
+    if wanted.on_failure not in tuple(GuardrailFailure):
+        known = ", ".join(GuardrailFailure)
+        raise PolicyError(
+            ("post_processing", "on_failure"), f"unknown on_failure {wanted.on_failure!r}; known: {known}"
+        )
+    if wanted.json_schema is None:
+        return
+    place: Place = ("post_processing", "json_schema")
+    if len(wanted.json_schema) > MOST_SCHEMA_CHARACTERS:
+        raise PolicyError(place, f"at most {MOST_SCHEMA_CHARACTERS} characters, not {len(wanted.json_schema)}")
+    try:
+        check_schema(wanted.json_schema)
+    except ImportError:
+        raise PolicyError(place, "a schema needs the package jsonschema-rs") from None
+    except ValueError as error:
+        raise PolicyError(place, " ".join(str(error).split())) from None
 
 
 def _check_texts(field: str, texts: Sequence[str], most: int, most_characters: int) -> None:

@@ -109,6 +109,11 @@ class YamlNode:
             raise self.error(f"at least one {kind} is needed")
         return values
 
+    def boolean(self) -> bool:
+        if not isinstance(self.value, bool):
+            raise self.error(f"must be true or false, not {self.value!r}")
+        return self.value
+
     def integer(self, minimum: int, maximum: int | None = None) -> int:
         """A whole number within the bounds, both included, and at most 2**63 - 1, the most that a record can carry."""
         if not isinstance(self.value, int) or isinstance(self.value, bool):

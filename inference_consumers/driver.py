@@ -25,7 +25,7 @@ from inference_consumers.engine_process.messages import Loaded, RunEnded, RunSte
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import ActiveRun, EngineState, EngineStates, Host, engine_items
 from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Problem, Success
-from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, RunKey
+from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, RunKey, concerns_answers
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.result_writer import ResultWriter
@@ -338,7 +338,7 @@ class EngineDriver:
         else:
             metrics.INTER_TOKEN_SECONDS.labels(model=model).observe(since_last_ms / 1_000)
         policy = work.item.guardrails
-        if policy is not None and policy.output:
+        if policy is not None and concerns_answers(policy):
             self.guardrails.text((run.run_id, index), work, delta)
             return []
         return [StreamedText(work, run.next_chunk(index), delta)]

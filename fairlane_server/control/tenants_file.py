@@ -1,20 +1,21 @@
 """Tenants of a deployment: ``deploy/tenants.yaml``, which is accepted as a whole or not at all, and single tenants as
 JSON with the same keys."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.money import nanos_text
 from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
 from fairlane.outcomes import BudgetPeriod, CacheMode, Degradation, GuardrailAction, GuardrailFailure, Priority
 from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
 from fairlane_server.budgets.budgets import amounts_of, check_budget, check_budgets
 from fairlane_server.costs.price_book import CURRENCY, LARGEST_PRICE
-from fairlane_server.guardrail_policy import PolicyError, check_policy, default_failure
+from fairlane_server.guardrail_policy import PolicyError, check_policy, default_failure, default_processing_failure
 from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_json, load_yaml_with_lines
 
 # Of weights, which divide service, and of rates, which divide waiting times. Beyond these bounds sums would lose their
@@ -103,6 +104,9 @@ def tenant_document(spec: TenantSpec) -> dict[str, Any]:
     queue = {key: document.pop(name) for key, name in _QUEUE.items()}
     quotas = {name: document.pop(name) for name in _QUOTAS if name in document}
     targets = document.pop("latency_targets")
+    post_processing = document.get("guardrails", {}).get("post_processing", {})
+    if "json_schema" in post_processing:
+        post_processing["json_schema"] = json.loads(post_processing["json_schema"])
     return document | {
         "budgets": [_budget_document(budget) for budget in spec.budgets],
         "queue": queue,
@@ -211,6 +215,19 @@ def _rule(node: YamlNode) -> GuardrailRule:
     return GuardrailRule(given["check"], given["action"], given.get("on_failure", default_failure(given["action"])))
 
 
+def _post_processing(node: YamlNode) -> PostProcessing:
+    given = node.read({}, _POST_PROCESSING)
+    return PostProcessing(**{"on_failure": default_processing_failure(given.get("json_schema")), **given})
+
+
+def _json_schema(node: YamlNode) -> str:
+    node.mapping(frozenset(), node.fields.keys())
+    try:
+        return json.dumps(node.value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    except (TypeError, ValueError):
+        raise node.error("has a value that JSON does not have, such as a date; quote it") from None
+
+
 def _at(node: YamlNode, place: tuple[str | int, ...]) -> YamlNode:
     """The node at this path, or the last one of it that the file has."""
     for part in place:
@@ -253,6 +270,13 @@ _GUARDRAILS: dict[str, Reader] = {
     "output": lambda node: tuple(map(_rule, node.sequence())),
     "patterns": YamlNode.strings,
     "denied_words": YamlNode.strings,
+    "post_processing": _post_processing,
+}
+_POST_PROCESSING: dict[str, Reader] = {
+    "deduplicate": YamlNode.boolean,
+    "trim": YamlNode.boolean,
+    "json_schema": _json_schema,
+    "on_failure": _failure,
 }
 _TENANT: dict[str, Reader] = {
     "weight": _rate,

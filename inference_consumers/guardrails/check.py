@@ -1,9 +1,10 @@
 """Interface of a check, and its results. Imports nothing heavy."""
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from fairlane.frozen import frozen_dataclass
+from fairlane.guardrail_records import PostProcessing
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -19,6 +20,18 @@ class Finding:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class Processed:
+    """An answer after its post-processing; ``steps`` names what changed it. With ``refusal``, a reason that quotes
+    nothing of it, it is not in the format of its policy, and there is no text."""
+
+    text: str = ""
+    steps: tuple[str, ...] = ()
+    refusal: str | None = None
+    is_put_together: bool = False
+    """Whether parts of it are next to one another, or written out, that were not before."""
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class CheckContext:
     """What a check needs beside the texts. The values of a tenant come from its policy."""
 
@@ -27,6 +40,8 @@ class CheckContext:
     patterns: tuple[str, ...] = ()
     """Of RE2; each has passed ``check_pattern``."""
     denied_words: tuple[str, ...] = ()
+    post_processing: PostProcessing | None = None
+    """For the post-processor alone."""
 
 
 class Check(Protocol):
@@ -40,6 +55,17 @@ class Check(Protocol):
 
         A finding of a type may overlap one of another.
         """
+        ...
+
+
+@runtime_checkable
+class Processor(Protocol):
+    """The post-processor: runs as a check does, and returns texts instead of findings."""
+
+    name: str
+
+    def process(self, texts: Sequence[str], context: CheckContext) -> list[Processed]:
+        """What becomes of each text."""
         ...
 
 

@@ -5,11 +5,14 @@ No message quotes the answer: a format error names the keyword of the schema tha
 
 import json
 import re
-from functools import lru_cache
+from collections.abc import Sequence
+from enum import StrEnum
 from typing import Any
 
-from fairlane.frozen import frozen_dataclass
-from inference_consumers.guardrails.check import CheckContext
+from fairlane.guardrail_records import PostProcessing
+from fairlane.outcomes import GuardrailCheck
+from fairlane_server.json_schemas import unmet
+from inference_consumers.guardrails.check import CheckContext, Processed
 from inference_consumers.guardrails.repetition import RepetitionCheck
 
 MOST_REPAIRED_CHARACTERS = 8_000
@@ -22,29 +25,48 @@ _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?]+[ \t]*|\n+|$)")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL | re.IGNORECASE)
 
 
+class Step(StrEnum):
+    """What changed an answer, as in its verdict."""
+
+    DEDUPLICATED = "deduplicated"
+    TRIMMED = "trimmed"
+    JSON_REPAIRED = "json_repaired"
+
+
 class FormatError(ValueError):
     """The answer is not in the format that was asked for, and cannot be repaired to be."""
 
 
-@frozen_dataclass(frozen=True, slots=True)
-class PostProcessing:
-    """What is done; the order is that of the fields."""
+class PostProcessor:
+    """Serves the process of post-processing. Raises ImportError at the start if a package is missing."""
 
-    deduplicate: bool = False
-    trim: bool = False
-    json_schema: str = ""
-    """A JSON Schema as text, which has passed ``check_schema``; empty: the answer is not JSON."""
+    name: str = GuardrailCheck.POST_PROCESSING
+
+    def __init__(self) -> None:
+        import json_repair
+        import jsonschema_rs
+
+        del json_repair, jsonschema_rs
+
+    def process(self, texts: Sequence[str], context: CheckContext) -> list[Processed]:
+        """The answers as they are delivered."""
+        wanted = context.post_processing or PostProcessing()
+        return [_processed(text, wanted) for text in texts]
 
 
-def post_processed(text: str, rules: PostProcessing) -> str:
-    """The answer as it is delivered. Raises FormatError when it does not satisfy the schema."""
-    if rules.deduplicate:
-        text = deduplicated(text)
-    if rules.trim:
-        text = trimmed(text)
-    if rules.json_schema:
-        text = conforming_json(text, rules.json_schema)
-    return text
+def post_processed(text: str, wanted: PostProcessing) -> Processed:
+    """The answer as it is delivered. Raises FormatError when it does not satisfy the schema.
+
+    JSON that satisfies it is not de-duplicated: equal lines of it are data.
+    """
+    steps: list[Step] = []
+    if wanted.deduplicate and not (wanted.json_schema and _is_conforming(text, wanted.json_schema)):
+        text = _counted(Step.DEDUPLICATED, text, deduplicated(text), steps)
+    if wanted.trim:
+        text = _counted(Step.TRIMMED, text, trimmed(text), steps)
+    if wanted.json_schema:
+        text = _counted(Step.JSON_REPAIRED, text, conforming_json(text, wanted.json_schema), steps)
+    return Processed(text, tuple(steps), is_put_together=any(step is not Step.TRIMMED for step in steps))
 
 
 def deduplicated(text: str) -> str:
@@ -70,20 +92,28 @@ def conforming_json(text: str, schema: str) -> str:
 
     Repaired are a fence or prose around it, quotes, commas, comments, and ends that are missing.
     """
+    return text if _is_conforming(text, schema) else _repaired(text, schema)
+
+
+def _processed(text: str, wanted: PostProcessing) -> Processed:
+    try:
+        return post_processed(text, wanted)
+    except FormatError as error:
+        return Processed(refusal=str(error))
+
+
+def _counted(step: Step, before: str, after: str, steps: list[Step]) -> str:
+    if after != before:
+        steps.append(step)
+    return after
+
+
+def _is_conforming(text: str, schema: str) -> bool:
     try:
         _check(json.loads(text, parse_constant=_no_constant), schema)
     except (ValueError, RecursionError):
-        return _repaired(text, schema)
-    return text
-
-
-def check_schema(schema: str) -> None:
-    """Raises ValueError, with the reason, for a text that is no JSON Schema that can be used: one of a draft from 4 to
-    2020-12, without references to other documents, and with patterns that take linear time."""
-    try:
-        _validator(schema)
-    except RecursionError:
-        raise ValueError("the schema is nested too deeply") from None
+        return False
+    return True
 
 
 def _repaired(text: str, schema: str) -> str:
@@ -102,28 +132,18 @@ def _repaired(text: str, schema: str) -> str:
     _check(value, schema)
     try:
         return json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        raise FormatError("a number that JSON does not have") from None
+    except (ValueError, RecursionError):
+        raise FormatError("a number that JSON does not have, or nested too deeply") from None
 
 
 def _check(value: Any, schema: str) -> None:
     """Raises FormatError."""
-    error = next(iter(_validator(schema).iter_errors(value)), None)
-    if error is not None:
-        raise FormatError(f"the schema's {'/'.join(map(str, error.schema_path))} is not satisfied")
-
-
-@lru_cache(maxsize=64)
-def _validator(schema: str) -> Any:
-    import jsonschema_rs
-
-    parsed = json.loads(schema)
-    if not isinstance(parsed, dict):
-        raise ValueError("a JSON Schema is an object")  # noqa: TRY004 - a wrong value of a setting
     try:
-        return jsonschema_rs.validator_for(parsed, offline=True, pattern_options=jsonschema_rs.RegexOptions())
-    except jsonschema_rs.ValidationError as error:
-        raise ValueError(f"not a JSON Schema that can be used: {error.message}") from None
+        place = unmet(value, schema)
+    except ValueError as error:
+        raise FormatError(str(error)) from None
+    if place is not None:
+        raise FormatError(f"the schema's {place} is not satisfied")
 
 
 def _no_constant(name: str) -> float:

@@ -3,8 +3,10 @@
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import TypeVar
 
-from inference_consumers.guardrails.check import Check, CheckUnavailableError
+from fairlane.outcomes import GuardrailCheck
+from inference_consumers.guardrails.check import Check, CheckUnavailableError, Processor
 
 SPACY_MODEL, ENCODER, INJECTION_HEAD, TOXICITY_MODEL = (
     "en-core-web-sm",
@@ -13,6 +15,8 @@ SPACY_MODEL, ENCODER, INJECTION_HEAD, TOXICITY_MODEL = (
     "toxicity",
 )
 """Folders of the models folder."""
+
+LoadedT = TypeVar("LoadedT")
 
 
 def load_checks(names: Collection[str], models_dir: Path) -> dict[str, Check]:
@@ -27,12 +31,23 @@ def load_checks(names: Collection[str], models_dir: Path) -> dict[str, Check]:
     for name in names:
         if name not in _LOADERS:
             raise CheckUnavailableError(name, f"there is none of this name; known: {', '.join(NAMES)}")
-        try:
-            checks[name] = _LOADERS[name](models_dir)
-        except (ImportError, OSError, ValueError) as error:
-            reason = f"{type(error).__name__}: {error}; `make install` installs and prepares what it needs"
-            raise CheckUnavailableError(name, reason) from error
+        checks[name] = _loaded(name, _LOADERS[name], models_dir)
     return checks
+
+
+def load_one(name: str, models_dir: Path) -> Check | Processor:
+    """What the process of this name runs: a check, or the post-processor. Raises as ``load_checks``."""
+    if name == GuardrailCheck.POST_PROCESSING:
+        return _loaded(name, _post_processor, models_dir)
+    return load_checks((name,), models_dir)[name]
+
+
+def _loaded(name: str, load: Callable[[Path], LoadedT], models_dir: Path) -> LoadedT:
+    try:
+        return load(models_dir)
+    except (ImportError, OSError, ValueError) as error:
+        reason = f"{type(error).__name__}: {error}; `make install` installs and prepares what it needs"
+        raise CheckUnavailableError(name, reason) from error
 
 
 def _folder(models_dir: Path, name: str) -> Path:
@@ -87,6 +102,12 @@ def _repetition(_: Path) -> Check:
     from inference_consumers.guardrails.repetition import RepetitionCheck
 
     return RepetitionCheck()
+
+
+def _post_processor(_: Path) -> Processor:
+    from inference_consumers.guardrails.post_processing import PostProcessor
+
+    return PostProcessor()
 
 
 _LOADERS: dict[str, Callable[[Path], Check]] = {

@@ -61,6 +61,11 @@ class Rewriting:
         return Rewriting(tuple(pieces), "".join(piece.text for piece in pieces))
 
     @property
+    def replacements(self) -> frozenset[str]:
+        """What parts were replaced by."""
+        return frozenset(piece.text for piece in self.pieces if piece.replaced)
+
+    @property
     def original_length(self) -> int:
         """Characters of the original."""
         return self.pieces[-1].end

@@ -12,17 +12,17 @@ from functools import partial
 from typing import Protocol
 
 from fairlane.clock import ClockMs
+from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.outcomes import Code, GuardrailResult, GuardrailStage
 from fairlane.ownership import Claim
 from fairlane.records import TokenUsage
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Success
-from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall, Examination
 from inference_consumers.guardrails.held_stream import HeldStream
 from inference_consumers.guardrails.texts import (
     input_texts,
-    output_texts,
     system_prompt,
     with_input_texts,
     with_output_text,
@@ -41,7 +41,7 @@ class Checks(Protocol):
     """The checks by name; see :class:`inference_consumers.guardrails.process.checks.CheckProcesses`."""
 
     def submit(
-        self, call: CheckCall, within_ms: int, done: Callable[[Findings | CheckFailure], None]
+        self, call: CheckCall, within_ms: int, done: Callable[[Answers | CheckFailure], None]
     ) -> CheckFailure | None:
         """Have this asked; ``done`` gets the answer, on another thread. Returns a failure at once if it cannot be."""
 
@@ -53,7 +53,7 @@ class NoChecks:
         self,
         call: CheckCall,  # noqa: ARG002 - nothing is asked
         within_ms: int,  # noqa: ARG002
-        done: Callable[[Findings | CheckFailure], None],  # noqa: ARG002
+        done: Callable[[Answers | CheckFailure], None],  # noqa: ARG002
     ) -> CheckFailure | None:
         """See ``Checks``."""
         return CheckFailure("unavailable")
@@ -128,14 +128,16 @@ class Guardrails:
         self._ready.append(job)
 
     def text(self, key: RunKey, work: ReceivedWork, delta: str) -> None:
-        """More text of a streamed answer whose policy has rules for the output."""
+        """More text of a streamed answer whose policy concerns answers."""
         stream = self._streams.get(key)
         if stream is None:
             policy = work.item.guardrails
             assert policy is not None  # noqa: S101 - the driver asks nothing about other work
             stream = self._streams[key] = HeldStream(policy, system_prompt(work.item), self.hold_back)
-        stream.add(delta)
-        self._begin_window(key, work, stream)
+        # What post-processing makes of an answer shows at its end: nothing is released before, and its outcome has it.
+        if stream.policy.post_processing is None:
+            stream.add(delta)
+            self._begin_window(key, work, stream)
 
     def takes(self, key: RunKey, work: ReceivedWork, outcome: ItemOutcome, run: EngineRun) -> bool:
         """Whether the stage settles this outcome: an answer to check, or what became of a stream that was refused."""
@@ -144,12 +146,13 @@ class Guardrails:
         if stream is not None and stream.refused is not None:
             self._put(_AnswerJob(key, work, CancelledItem(usage), run, stream.refused, stream))
             return True
-        if policy is None or not policy.output or not isinstance(outcome, Success):
+        if policy is None or not concerns_answers(policy) or not isinstance(outcome, Success):
             return False
-        texts = output_texts(outcome)
-        if not texts:
+        text = outcome.output.text
+        if text is None:
+            # Vectors, scores and the labels of a model are not text.
             return False
-        examination = Examination.of(GuardrailStage.OUTPUT, policy, texts, system_prompt(work.item))
+        examination = Examination.of_answer(policy, text, system_prompt(work.item))
         self._put(_AnswerJob(key, work, outcome, run, examination, stream))
         return True
 
@@ -214,11 +217,11 @@ class Guardrails:
             if refusal is not None:
                 self._apply(job, refusal)
 
-    def _answered(self, job: _Job, answer: Findings | CheckFailure) -> None:
+    def _answered(self, job: _Job, answer: Answers | CheckFailure) -> None:
         self._apply(job, answer)
         self.pump()
 
-    def _apply(self, job: _Job, answer: Findings | CheckFailure) -> None:
+    def _apply(self, job: _Job, answer: Answers | CheckFailure) -> None:
         # Nobody else touches an examination while its question is being answered.
         job.examination.answered(answer)
         with self.changed:
@@ -327,6 +330,11 @@ class Guardrails:
             self._ready.append(_WindowJob(key, work, stream, window))
 
 
+def concerns_answers(policy: GuardrailPolicy) -> bool:
+    """Whether the policy checks or changes the text of answers."""
+    return bool(policy.output) or policy.post_processing is not None
+
+
 def input_job(work: ReceivedWork) -> InputJob | None:
     """The check of this work's input; None if its policy has no rule for it, or there is no text."""
     policy = work.item.guardrails
@@ -342,7 +350,9 @@ def _judged(work: ReceivedWork, examination: Examination) -> ReceivedWork:
 
 def _withheld(examination: Examination, code: Code, usage: TokenUsage | None = None) -> Withheld:
     last = examination.verdicts[-1]
-    if last.verdict == GuardrailResult.BLOCKED:
+    if code == Code.FORMAT_NOT_MET:
+        message = f"the answer is not in the format of the tenant's policy: {examination.reason}"
+    elif last.verdict == GuardrailResult.BLOCKED:
         found = f": {', '.join(last.types)}"
         message = f"the check {last.check} of the {last.stage} blocked the request{found}"
     else:

@@ -36,11 +36,6 @@ def system_prompt(item: WorkItem) -> str:
     return "\n".join(message.content for message in said if message.role == _SYSTEM)
 
 
-def output_texts(answer: Success) -> tuple[str, ...]:
-    """The text of the answer, if it has one. Vectors, scores and the labels of a model are not text."""
-    return () if answer.output.text is None else (answer.output.text,)
-
-
 def with_output_text(answer: Success, text: str) -> Success:
     """The answer with this text. Log probabilities spell the old text out, token by token: they are left out."""
     if text == answer.output.text:

@@ -347,7 +347,7 @@ def _reply(work: ReceivedWork, outcome: SettledOutcome, run: EngineRun, cost: Co
 
 
 def _withheld(reply: InferenceReply, outcome: Withheld) -> InferenceReply:
-    blocked = outcome.code == Code.GUARDRAIL_BLOCKED
+    blocked = outcome.code != Code.GUARDRAIL_UNAVAILABLE
     after_run = outcome.stage is GuardrailStage.OUTPUT
     return replace(
         reply,

@@ -171,6 +171,7 @@ _REJECTED_STATUS: Mapping[str, int] = {
 }
 _FAILED_STATUS: Mapping[str, int] = {
     Code.CONTEXT_TOO_LONG: 400,
+    Code.FORMAT_NOT_MET: 400,
     Code.GUARDRAIL_BLOCKED: 400,
     Code.GUARDRAIL_UNAVAILABLE: 503,
 }

@@ -63,8 +63,9 @@ class UsedCost(_Part):
 
 
 class UsedGuardrail(_Part):
-    """A check of the request's input or output, and what it decided: ``passed``, ``logged``, ``redacted``, ``blocked``,
-    ``failed_open`` or ``failed_closed``. ``types`` names what was found, never the text."""
+    """A check of the request's input or output, or the post-processing of the answer, and what it decided: ``passed``,
+    ``logged``, ``redacted``, ``changed``, ``blocked``, ``failed_open`` or ``failed_closed``. ``types`` names what was
+    found or done, never the text."""
 
     stage: str
     check: str

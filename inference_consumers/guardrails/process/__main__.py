@@ -3,7 +3,7 @@
 import sys
 
 from inference_consumers.guardrails.process.child import main
-from inference_consumers.guardrails.registry import load_checks
+from inference_consumers.guardrails.registry import load_one
 
 if __name__ == "__main__":
-    sys.exit(main(load_checks))
+    sys.exit(main(load_one))

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
 
 MOST_CALLS = 4_096
@@ -16,7 +16,7 @@ MOST_CHARACTERS_TOGETHER = 65_536
 
 _LOOKED_AT = 256
 
-Done = Callable[[Findings | CheckFailure], None]
+Done = Callable[[Answers | CheckFailure], None]
 
 
 @dataclass(slots=True, eq=False)
@@ -36,8 +36,10 @@ class QueuedCall:
 
 @dataclass(slots=True)
 class CallQueue:
-    """First come, first served, but for calls with the same context, which go along. For one thread at a time."""
+    """First come, first served, but for calls with the same context, which go along, up to ``most_together``. For one
+    thread at a time."""
 
+    most_together: int = MOST_CALLS_TOGETHER
     _waiting: deque[QueuedCall] = field(default_factory=deque)
 
     def __len__(self) -> int:
@@ -67,7 +69,7 @@ class CallQueue:
         kept: list[QueuedCall] = []
         for _ in range(min(len(self._waiting), _LOOKED_AT)):
             one = self._waiting.popleft()
-            fits = len(taken) < MOST_CALLS_TOGETHER and characters + one.characters <= MOST_CHARACTERS_TOGETHER
+            fits = len(taken) < self.most_together and characters + one.characters <= MOST_CHARACTERS_TOGETHER
             if fits and not one.alone and one.call.context == first.call.context:
                 taken.append(one)
                 characters += one.characters

@@ -1,4 +1,5 @@
-"""The processes of all checks of a consumer: each is started by configuration, or when it is first asked."""
+"""The processes of all checks of a consumer, and that of post-processing: each is started by configuration, or when it
+is first asked."""
 
 import os
 import sys
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from fairlane.outcomes import GuardrailCheck
 from fairlane.settings import Settings
 from inference_consumers.engine_process.host import without_settings
-from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.host import UNAVAILABLE, CheckHost, CheckLimits
 
@@ -24,7 +25,7 @@ class CheckProcesses:
             self._hosts[name].start()
 
     def submit(
-        self, call: CheckCall, within_ms: int, done: Callable[[Findings | CheckFailure], None]
+        self, call: CheckCall, within_ms: int, done: Callable[[Answers | CheckFailure], None]
     ) -> CheckFailure | None:
         """See ``CheckHost.submit``."""
         host = self._hosts.get(call.check)

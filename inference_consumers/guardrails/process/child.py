@@ -8,20 +8,20 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
 from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engine_process.messages import Channel
-from inference_consumers.guardrails.check import Check, CheckUnavailableError
+from inference_consumers.guardrails.check import Check, CheckUnavailableError, Processor
 from inference_consumers.guardrails.process.messages import Ask, Found, Load, Ready, Unavailable, to_check
 
-_LoadChecks = Callable[[Collection[str], Path], Mapping[str, Check]]
+_Load = Callable[[str, Path], Check | Processor]
 
 
-def main(load: _LoadChecks) -> int:
+def main(load: _Load) -> int:
     """Serve the consumer at the other end of the file descriptor that the command line names. Returns the exit
     status."""
     die_with_parent(signal.SIGKILL)
@@ -38,13 +38,13 @@ def main(load: _LoadChecks) -> int:
         return 0
 
 
-def _serve(channel: Channel, load: _LoadChecks) -> int:
+def _serve(channel: Channel, load: _Load) -> int:
     first = to_check.decode(channel.read())
     if not isinstance(first, Load):
         raise TypeError(f"{type(first).__name__} came before Load")
     started = monotonic()
     try:
-        check = load((first.check,), Path(first.models_dir))[first.check]
+        check = load(first.check, Path(first.models_dir))
     except CheckUnavailableError as error:
         channel.write(Unavailable(" ".join(error.reason.split())))
         return 1
@@ -62,9 +62,10 @@ def _serve(channel: Channel, load: _LoadChecks) -> int:
             channel.write(Found(message.call_id, error=type(error).__name__))
 
 
-def _answer(check: Check, asked: Ask) -> Found:
+def _answer(check: Check | Processor, asked: Ask) -> Found:
     try:
-        found = check.find(asked.texts, asked.context)
+        if isinstance(check, Processor):
+            return Found(asked.call_id, tuple(check.process(asked.texts, asked.context)))
+        return Found(asked.call_id, tuple(map(tuple, check.find(asked.texts, asked.context))))
     except Exception as error:  # noqa: BLE001 - the text of any exception may quote what was looked at
         return Found(asked.call_id, error=type(error).__name__)
-    return Found(asked.call_id, tuple(map(tuple, found)))

@@ -1,4 +1,4 @@
-"""Host of one check's process: starts it, asks it, restarts it when it dies or hangs."""
+"""Host of the process of one check, or of post-processing: starts it, asks it, restarts it when it dies or hangs."""
 
 import contextlib
 import os
@@ -18,9 +18,10 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
+from fairlane.outcomes import GuardrailCheck
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_of
 from inference_consumers.engine_process.messages import Channel
-from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.call_queue import CallQueue, Done, QueuedCall
 from inference_consumers.guardrails.process.messages import Ask, Found, FromCheck, Load, Ready, Unavailable, from_check
@@ -80,7 +81,8 @@ class CheckHost:
         self._backoff = backoff
         self._chance = chance
         self._lock = threading.Lock()
-        self._queue = CallQueue()
+        # The time of a repair adds up, and one that is late must not take its neighbours along.
+        self._queue = CallQueue(most_together=1) if check == GuardrailCheck.POST_PROCESSING else CallQueue()
         self._closing = threading.Event()
         self._woken = -1
         """An event of the kernel; made with the thread."""
@@ -268,16 +270,16 @@ class CheckHost:
                     self._apart(asked, FAILED)
                     return
                 self._failures = 0
-                self._share_out(asked, message.findings)
+                self._share_out(asked, message.answers)
 
-    def _share_out(self, asked: Sequence[QueuedCall], findings: Findings) -> None:
-        if sum(len(one.call.texts) for one in asked) != len(findings):
+    def _share_out(self, asked: Sequence[QueuedCall], answers: Answers) -> None:
+        if sum(len(one.call.texts) for one in asked) != len(answers):
             self._fail(asked, FAILED)
             return
         at = 0
         for one in asked:
             end = at + len(one.call.texts)
-            one.done(findings[at:end])
+            one.done(answers[at:end])
             at = end
 
     def _after_death(self) -> None:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from inference_consumers.guardrails.check import CheckContext, Finding
+from inference_consumers.guardrails.check import CheckContext, Finding, Processed
 
 
 class Load(msgspec.Struct, frozen=True, tag=True):
@@ -33,10 +33,11 @@ class Unavailable(msgspec.Struct, frozen=True, tag=True):
 
 
 class Found(msgspec.Struct, frozen=True, tag=True):
-    """The findings of each text. With ``error``, the type of an exception, there are none: the check failed."""
+    """The findings of each text, or what post-processing made of it. With ``error``, the type of an exception, there
+    are none: the check failed."""
 
     call_id: int
-    findings: tuple[tuple[Finding, ...], ...] = ()
+    answers: tuple[tuple[Finding, ...] | Processed, ...] = ()
     error: str | None = None
 
 

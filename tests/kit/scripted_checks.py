@@ -1,14 +1,15 @@
-"""Checks that answer when the test says so, or at once, and that find marked words."""
+"""Checks that answer when the test says so, or at once, and that find marked words; post-processing is the real one."""
 
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from inference_consumers.guardrails.check import Finding
-from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
+from inference_consumers.guardrails.post_processing import PostProcessor
 
-Done = Callable[[Findings | CheckFailure], None]
+Done = Callable[[Answers | CheckFailure], None]
 
 MARKED: Mapping[str, str] = {"secrets": r"KEY\w*", "pii": r"MAIL\w*", "toxicity": r"VILE", "patterns": r"WORD"}
 
@@ -21,7 +22,9 @@ def found(check: str, text: str) -> list[Finding]:
     ]
 
 
-def answer(call: CheckCall) -> Findings:
+def answer(call: CheckCall) -> Answers:
+    if call.check == PostProcessor.name:
+        return PostProcessor().process(call.texts, call.context)
     return [found(call.check, text) for text in call.texts]
 
 

@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlane.guardrail_records import PostProcessing
+from inference_consumers.guardrails.check import CheckContext, Processed
 from inference_consumers.guardrails.post_processing import (
     MOST_REPAIRED_CHARACTERS,
     FormatError,
-    PostProcessing,
-    check_schema,
+    PostProcessor,
     conforming_json,
     deduplicated,
     post_processed,
@@ -33,10 +34,28 @@ json_values = st.recursive(
 )
 
 
-def test_all_steps_are_done_in_order() -> None:
-    rules = PostProcessing(deduplicate=True, trim=True, json_schema=SCHEMA)
-    assert post_processed('  {"age": 3}  ', rules) == '{"age": 3}'
-    assert post_processed("  as it was ", PostProcessing()) == "  as it was "
+def test_all_steps_are_done_in_order_and_named() -> None:
+    sentence = "Here is the age that you wanted. "
+    wanted = PostProcessing(deduplicate=True, trim=True, json_schema=SCHEMA)
+    done = post_processed(f'  {sentence * 2}{{"age": 3,}}  ', wanted)
+    assert done == Processed('{"age": 3}', ("deduplicated", "trimmed", "json_repaired"), is_put_together=True)
+    assert post_processed('  {"age": 3}  ', wanted) == Processed('{"age": 3}', ("trimmed",))
+    assert post_processed("  as it was ", PostProcessing()) == Processed("  as it was ")
+
+
+def test_json_in_its_format_keeps_its_equal_lines() -> None:
+    line = '  "the same long item of a list"'
+    text = f"[\n{line},\n{line},\n{line}\n]"
+    wanted = PostProcessing(deduplicate=True, json_schema='{"type": "array", "minItems": 3}')
+    assert deduplicated(text) != text
+    assert post_processed(text, wanted) == Processed(text)
+
+
+def test_each_text_of_a_call_gets_its_answer() -> None:
+    context = CheckContext(post_processing=PostProcessing(trim=True, json_schema=SCHEMA))
+    answers = PostProcessor().process([' {"age": 3}', '{"age": "secret"}'], context)
+    refusal = "the schema's properties/age/type is not satisfied"
+    assert answers == [Processed('{"age": 3}', ("trimmed",)), Processed(refusal=refusal)]
 
 
 def test_sentences_and_loops_are_there_once() -> None:
@@ -114,26 +133,3 @@ def test_patterns_of_schemas_take_linear_time(name: str) -> None:
         else:
             conforming_json(json.dumps({"name": name, "age": 1}), SCHEMA)
     assert time.spent_s < 2
-
-
-@pytest.mark.parametrize(
-    "schema",
-    [
-        "no json",
-        "[]",
-        '{"type": "text"}',
-        '{"pattern": "(?=a)"}',
-        '{"$ref": "https://example.org/schema.json"}',
-        '{"$ref": "file:///etc/passwd"}',
-        '{"$ref": "#/nowhere"}',
-        '{"a":' * 3_000 + "1" + "}" * 3_000,
-    ],
-)
-def test_a_schema_that_cannot_be_used_is_refused(schema: str) -> None:
-    with pytest.raises(ValueError, match=r"."):
-        check_schema(schema)
-
-
-def test_a_schema_that_can_be_used_is_accepted() -> None:
-    check_schema(SCHEMA)
-    check_schema('{"$defs": {"a": {"type": "string"}}, "$ref": "#/$defs/a"}')

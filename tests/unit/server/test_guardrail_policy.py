@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.outcomes import GuardrailAction, GuardrailFailure
 from fairlane.records import TenantSpec
 from fairlane_server.control.tenants_file import load_tenants
@@ -15,6 +15,7 @@ from fairlane_server.guardrail_policy import (
     MOST_DENIED_WORDS,
     MOST_PATTERN_CHARACTERS,
     MOST_PATTERNS,
+    MOST_SCHEMA_CHARACTERS,
     PolicyError,
     active_policy,
     check_policy,
@@ -26,7 +27,8 @@ from stream_processors.dispatcher.registry import LastGood, check_tenant
 
 SECRETS = GuardrailRule("secrets", "block", "closed")
 PATTERNS = GuardrailRule("patterns", "log", "open")
-POLICY = GuardrailPolicy((SECRETS, PATTERNS), (), ("project x[0-9]+",), ("unobtainium",))
+PROCESSING = PostProcessing(trim=True, json_schema='{"type":"object"}')
+POLICY = GuardrailPolicy((SECRETS, PATTERNS), (), ("project x[0-9]+",), ("unobtainium",), PROCESSING)
 
 
 def load(tmp_path: Path, guardrails: str) -> GuardrailPolicy | None:
@@ -46,6 +48,11 @@ def test_a_policy_is_read_with_every_field(tmp_path: Path) -> None:
       output: [{check: toxicity, action: block, on_failure: open}, {check: leaked_prompt, action: log}]
       patterns: ['project x[0-9]+']
       denied_words: [unobtainium]
+      post_processing:
+        deduplicate: true
+        trim: true
+        json_schema: {type: object, properties: {name: {type: string}}, additionalProperties: false}
+        on_failure: open
 """
     assert load(tmp_path, text) == GuardrailPolicy(
         (
@@ -57,13 +64,35 @@ def test_a_policy_is_read_with_every_field(tmp_path: Path) -> None:
         (GuardrailRule("toxicity", "block", "open"), GuardrailRule("leaked_prompt", "log", "open")),
         ("project x[0-9]+",),
         ("unobtainium",),
+        PostProcessing(
+            deduplicate=True,
+            trim=True,
+            json_schema='{"type":"object","properties":{"name":{"type":"string"}},"additionalProperties":false}',
+            on_failure="open",
+        ),
     )
+
+
+@pytest.mark.parametrize(
+    ("given", "wanted"),
+    [
+        ("{trim: true}", PostProcessing(trim=True, on_failure="open")),
+        ("{deduplicate: true, on_failure: closed}", PostProcessing(deduplicate=True)),
+        ("{json_schema: {}}", PostProcessing(json_schema="{}")),
+    ],
+)
+def test_only_a_format_is_closed_by_default(tmp_path: Path, given: str, wanted: PostProcessing) -> None:
+    assert load(tmp_path, f"      post_processing: {given}\n") == GuardrailPolicy(post_processing=wanted)
 
 
 @pytest.mark.parametrize(
     ("guardrails", "line", "message"),
     [
-        ("      before: []\n", 4, "guardrails.before: unknown key; known here: denied_words, input, output, patterns"),
+        (
+            "      before: []\n",
+            4,
+            "guardrails.before: unknown key; known here: denied_words, input, output, patterns, ",
+        ),
         ("      input: secrets\n", 4, "guardrails.input: must be a list"),
         ("      input: [{check: secrets}]\n", 4, "guardrails.input[0]: missing: action"),
         ("      input: [{check: secret, action: block}]\n", 4, "guardrails.input[0].check: unknown check 'secret'"),
@@ -101,6 +130,23 @@ def test_a_policy_is_read_with_every_field(tmp_path: Path) -> None:
         ),
         ("      input: [{check: patterns, action: log}]\n      patterns: ['x*']\n", 5, "matches the empty text"),
         ("      input: [{check: patterns, action: log}]\n      denied_words: ['  ']\n", 5, "not only spaces"),
+        ("      post_processing: trim\n", 4, "guardrails.post_processing: must be a mapping"),
+        ("      post_processing: {trim: 1}\n", 4, "post_processing.trim: must be true or false, not 1"),
+        ("      post_processing: {trim: false}\n", 4, "guardrails.post_processing: asks for nothing; possible: dedup"),
+        ("      post_processing: {}\n", 4, "guardrails.post_processing: asks for nothing"),
+        ("      post_processing: {trims: true}\n", 4, "post_processing.trims: unknown key; known here: deduplicate, "),
+        ("      post_processing: {trim: true, on_failure: ajar}\n", 4, "on_failure: unknown on_failure 'ajar'"),
+        ("      post_processing: {json_schema: true}\n", 4, "post_processing.json_schema: must be a mapping"),
+        (
+            "      post_processing:\n        trim: true\n        json_schema: {type: text}\n",
+            *(6, "guardrails.post_processing.json_schema: not a JSON Schema that can be used: "),
+        ),
+        (
+            "      post_processing: {json_schema: {$ref: 'https://example.org/s.json'}}\n",
+            *(4, "guardrails.post_processing.json_schema: not a JSON Schema that can be used: Resource"),
+        ),
+        ("      post_processing: {json_schema: {const: 2026-01-31}}\n", 4, "json_schema: has a value that JSON does"),
+        ("      post_processing: {json_schema: {const: .nan}}\n", 4, "json_schema: has a value that JSON does not"),
     ],
 )
 def test_a_mistake_is_named_with_its_line(tmp_path: Path, guardrails: str, line: int, message: str) -> None:
@@ -122,6 +168,13 @@ def test_a_mistake_is_named_with_its_line(tmp_path: Path, guardrails: str, line:
         ({"input": (*POLICY.input, GuardrailRule("leaked_prompt", "log", "open"))}, "guardrails.input[2].check: "),
         ({"input": (replace(SECRETS, action="Block"), PATTERNS)}, "guardrails.input[0].action: "),
         ({"input": (replace(SECRETS, on_failure=""), PATTERNS)}, "guardrails.input[0].on_failure: "),
+        ({"post_processing": PostProcessing()}, "guardrails.post_processing: asks for nothing"),
+        ({"post_processing": replace(PROCESSING, on_failure="")}, "guardrails.post_processing.on_failure: "),
+        ({"post_processing": replace(PROCESSING, json_schema="[]")}, "guardrails.post_processing.json_schema: must be"),
+        (
+            {"post_processing": replace(PROCESSING, json_schema=f'{{"title":"{"t" * MOST_SCHEMA_CHARACTERS}"}}')},
+            f"guardrails.post_processing.json_schema: at most {MOST_SCHEMA_CHARACTERS} characters, not ",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -143,7 +196,8 @@ def test_only_what_would_be_noted_fails_open_by_default() -> None:
 def test_a_policy_with_everything_off_is_none() -> None:
     off = replace(PATTERNS, action="off")
     assert active_policy(None) is None
-    assert active_policy(replace(POLICY, input=(off,))) is None
+    assert active_policy(replace(POLICY, input=(off,), post_processing=None)) is None
+    assert active_policy(replace(POLICY, input=(off,))) == replace(POLICY, input=())
     assert active_policy(replace(POLICY, input=(off, SECRETS))) == replace(POLICY, input=(SECRETS,))
     assert active_policy(POLICY) == POLICY
 
@@ -154,9 +208,11 @@ def test_every_field_of_a_policy_is_in_its_digest() -> None:
         "output": (SECRETS,),
         "patterns": (),
         "denied_words": (*POLICY.denied_words, "adamant"),
+        "post_processing": None,
     }
     assert changed.keys() == {field.name for field in fields(GuardrailPolicy)}
     policies = [POLICY, *(replace(POLICY, **{name: value}) for name, value in changed.items())]
     policies += [replace(POLICY, input=(replace(SECRETS, on_failure="open"), PATTERNS))]
+    policies += [replace(POLICY, post_processing=replace(PROCESSING, json_schema='{"type":"array"}'))]
     assert len({policy_digest(policy) for policy in policies}) == len(policies)
     assert policy_digest(replace(POLICY)) == policy_digest(POLICY)

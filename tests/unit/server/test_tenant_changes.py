@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
-from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
@@ -59,7 +59,10 @@ FULL = TenantSpec(
     cache="exact",
     latency_targets=(LatencyTarget("high", 200),),
     budgets=(Budget("tenant", "month", "EUR", 5_000_000, 7_250_000_000, True), Budget("key:a", "day", "EUR", None, 1)),
-    guardrails=GuardrailPolicy(input=(GuardrailRule("secrets", "block", "closed"),)),
+    guardrails=GuardrailPolicy(
+        input=(GuardrailRule("secrets", "block", "closed"),),
+        post_processing=PostProcessing(trim=True, json_schema='{"type":"object","const":{"a":[1,2.5,null]}}'),
+    ),
     managed_by=API,
 )
 OF_FILE = TenantSpec("globex")
@@ -87,6 +90,10 @@ def test_a_tenant_as_json_has_the_keys_of_the_file_and_is_read_back() -> None:
         ('{"groups": [{"group": "a", "parent": "b"}]}', "groups[0].parent"),
         ('{"kafka": {"request_percent": 500}}', "kafka"),
         ('{"tenant": "globex"}', "tenant"),
+        (
+            '{"guardrails": {"post_processing": {"json_schema": {"type": "text"}}}}',
+            "guardrails.post_processing.json_schema",
+        ),
         ("[]", ""),
         ("not json", ""),
         ('{"weight": NaN}', ""),

@@ -265,8 +265,8 @@ class Settings(KafkaSettings):
     """File that defines the prices of the models."""
 
     guardrail_checks: str = ""
-    """Checks whose processes start with a consumer, comma-separated (pii,secrets); others start when a request first
-    needs them."""
+    """Checks whose processes start with a consumer, comma-separated (pii,secrets), also post_processing; others start
+    when a request first needs them."""
     guardrail_timeout_ms: int = Field(5_000, ge=10, le=600_000)
     """Longest a check may take, and longest a request waits for a check that does not run; then the check has failed.
     The first load of a check may take a minute."""

@@ -6,7 +6,7 @@ import pytest
 
 from deploy.local.layout import PROJECT_ROOT
 from fairlane.settings import Settings
-from fairlane_server.guardrail_policy import MOST_PATTERN_CHARACTERS
+from fairlane_server.guardrail_policy import MOST_PATTERN_CHARACTERS, MOST_SCHEMA_CHARACTERS
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.re2_patterns import MOST_MATCHES
 from inference_consumers.capacity.measurement import FRESH_FOR_S
@@ -35,6 +35,8 @@ CASES = [
     ("gateway.md", r"`ENGINE_HANG_TIMEOUT_S` \((\d+) s\)", setting("engine_hang_timeout_s")),
     ("guardrails-checks.md", r"at most ([\d,]+) characters, and matches", MOST_PATTERN_CHARACTERS),
     ("guardrails-checks.md", r"Behind ([\d,]+) matches", MOST_MATCHES),
+    ("guardrails-checks.md", r"at most ([\d,]+) characters as compact JSON", MOST_SCHEMA_CHARACTERS),
+    ("bounds.md", r"a JSON Schema of ([\d,]+)", MOST_SCHEMA_CHARACTERS),
     ("guardrails-checks.md", r"with (\d+) bits of entropy", LEAST_ENTROPY_BITS),
     ("guardrails-checks.md", r"if it has at most ([\d,]+) characters", MOST_REPAIRED_CHARACTERS),
     ("adr/0030-graceful-degradation.md", r"one step down after (\d+) s", DEFAULT_LADDER.down_after_ms / 1_000),

@@ -1,4 +1,5 @@
-"""Guardrails through real processes: input and answers, whole and streamed, and a check whose process is killed."""
+"""Guardrails through real processes: input and answers, whole and streamed, answers in a format, and a check whose
+process is killed."""
 
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 from fairlane import names
 from fairlane.client import Client
 from fairlane.errors import Failed, Rejected
-from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.outcomes import Code, Decision, FinishReason, Outcome
 from fairlane.records import AuditEvent, TenantSpec
 from tests.kit.gateway_kit import LONG_MS, Served, serving
@@ -29,6 +30,12 @@ INPUT = GuardrailPolicy(
 OUTPUT = GuardrailPolicy(output=(GuardrailRule("patterns", "redact", "closed"),), denied_words=("without",))
 BLOCKED = GuardrailPolicy(output=(GuardrailRule("patterns", "block", "closed"),), patterns=("(?:[a-z]+ ){39}[a-z]+",))
 """The simulated engine's answers of 40 words and more."""
+AS_JSON = GuardrailPolicy(
+    output=(GuardrailRule("patterns", "redact", "closed"),),
+    patterns=("(?:[a-z]+ ){9}[a-z]+",),
+    post_processing=PostProcessing(json_schema='{"type":"array","items":{"type":"string"}}'),
+)
+"""An answer of ten words becomes ``[pattern]``, which is nearly JSON; shorter ones are prose."""
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +46,7 @@ def served(
         TenantSpec("in", guardrails=INPUT, cache="exact"),
         TenantSpec("out", guardrails=OUTPUT),
         TenantSpec("blocked", guardrails=BLOCKED),
+        TenantSpec("json", guardrails=AS_JSON, cache="exact"),
         TenantSpec("free", cache="exact"),
     ]
     folder = tmp_path_factory.mktemp("guardrails")
@@ -109,6 +117,44 @@ def test_a_blocked_answer_ends_its_stream(served: Served) -> None:
     assert caught.value.code == Code.GUARDRAIL_BLOCKED
     assert (reply.outcome, reply.finish_reason, reply.output) == (Outcome.FAILED, FinishReason.CONTENT_FILTER, None)
     assert len(stream.text.split()) < 60
+
+
+def test_an_answer_is_repaired_to_its_format_whole_streamed_and_from_the_cache(served: Served) -> None:
+    answers: list[openai.types.chat.ChatCompletion] = []
+
+    def is_cached() -> bool:
+        answers.append(ask(served, "json", "hello", max_tokens=10, temperature=0))
+        return (answers[-1].model_extra or {})["fairlane"]["cache"] is not None
+
+    eventually(is_cached, what="an answer from the cache")
+    assert len(answers) > 1, "the first one was run"
+    for answer in answers:
+        assert answer.choices[0].message.content == '["pattern"]'
+        assert verdicts(answer) == [("output", "patterns", "redacted"), ("output", "post_processing", "changed")]
+    chunks = asked(served, "json", "hello", max_tokens=10, stream=True)
+    assert [text for chunk in chunks if (text := chunk.choices[0].delta.content)] == ['["pattern"]']
+    assert served.consumer.metric("fairlane_guardrail_ready", check="post_processing") == 1
+
+
+def test_an_answer_in_another_format_is_withheld(served: Served) -> None:
+    answer = ask(served, "json", "hello", max_tokens=9)
+    assert (answer.choices[0].finish_reason, answer.choices[0].message.content) == ("content_filter", "")
+    assert answer.usage is not None
+    assert answer.usage.completion_tokens == 9
+    assert verdicts(answer) == [("output", "patterns", "passed"), ("output", "post_processing", "blocked")]
+    with served.client("json") as client:
+        result = client.get(f"/v1/results/{answer.id.removeprefix('chatcmpl-')}").json()
+    assert (result["outcome"], result["code"], result["output"]) == (Outcome.FAILED, Code.FORMAT_NOT_MET, None)
+    assert result["message"] == "the answer is not in the format of the tenant's policy: not JSON"
+    pipeline = served.pipeline
+    with Client(pipeline.tenant("json"), pipeline.settings.kafka_bootstrap_servers) as kafka:
+        model = pipeline.model_for("generate")
+        with kafka.stream(model=model, prompt="hello", max_tokens=9, timeout_ms=LONG_MS) as stream:
+            with pytest.raises(Failed) as caught:
+                list(stream)
+            assert stream.text == ""
+    assert caught.value.code == Code.FORMAT_NOT_MET
+    assert served.consumer.metric("fairlane_guardrail_verdicts_total", verdict="blocked", check="post_processing") == 2
 
 
 def test_what_a_guardrail_did_is_in_the_audit_and_in_metrics(served: Served) -> None:

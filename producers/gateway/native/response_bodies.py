@@ -87,7 +87,7 @@ class EndedAnswer(ResponseBody):
     timings: Timings
     degradations: tuple[str, ...] = Field((), description="What was taken from it so that it could be served")
     guardrails: tuple[GuardrailVerdict, ...] = Field(
-        (), description="Checks of its input and output, in order; never the text"
+        (), description="Checks of its input and output, and post-processing, in order; never the text"
     )
     attempts: int = Field(1, description="Runs of an engine that it took part in")
     ended_at_ms: int

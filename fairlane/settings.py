@@ -270,6 +270,9 @@ class Settings(KafkaSettings):
     guardrail_timeout_ms: int = Field(5_000, ge=10, le=600_000)
     """Longest a check may take, and longest a request waits for a check that does not run; then the check has failed.
     The first load of a check may take a minute."""
+    guardrail_memory_bytes: int = Field(1 << 30, ge=1 << 26)
+    """Memory that the process of a check may need for texts, beyond what it has when it is loaded (up to 0.9 GB); it is
+    ended when it needs more, and the check has failed."""
     guardrail_hold_back_characters: int = Field(200, ge=0, le=100_000)
     """Characters of a streamed answer that are held back while its output is checked."""
     recorder_batch_records: int = Field(1_000, ge=1)

@@ -64,6 +64,8 @@ class PiiCheck:
         """Raises RuntimeError, without any of the text in it, when a library fails."""
         try:
             return [self._find(text) for text in texts]
+        except MemoryError:
+            raise
         except Exception as error:  # noqa: BLE001 - the messages of Presidio quote the text
             raise RuntimeError(f"Presidio failed: {type(error).__name__}") from None
 

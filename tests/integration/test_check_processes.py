@@ -11,6 +11,7 @@ from time import monotonic
 
 import psutil
 import pytest
+from prometheus_client import REGISTRY
 
 from fairlane.backoff import Backoff
 from fairlane.settings import Settings
@@ -28,13 +29,26 @@ from inference_consumers.guardrails.process.host import (
     CheckHost,
     CheckLimits,
 )
-from tests.kit.troubled_check import CRASH, HANG, LARGE, LARGE_S, MISSING, ODD, RAISE, SLOW
+from tests.kit.troubled_check import (
+    ALLOCATE,
+    CRASH,
+    HANG,
+    LARGE,
+    LARGE_S,
+    LEAK,
+    LEAKED_BYTES,
+    MISSING,
+    ODD,
+    RAISE,
+    SLOW,
+)
 from tests.kit.waiting import eventually
 
 WAIT_S = 20
 QUICK = Backoff(first_s=0.01, longest_s=0.02)
 CONTEXT = CheckContext()
-LIMITS = CheckLimits(call_ms=1_500, wait_ms=5_000, load_ms=20_000)
+MEMORY_BYTES = 1 << 27
+LIMITS = CheckLimits(call_ms=1_500, wait_ms=5_000, load_ms=20_000, memory_bytes=MEMORY_BYTES)
 
 
 class Asked:
@@ -99,7 +113,7 @@ def test_calls_that_come_together_are_answered_each(asked: Asked) -> None:
         assert bool(answer[0]) == ("KEY" in text)
 
 
-@pytest.mark.parametrize(("text", "failure"), [(CRASH, DIED), (HANG, DIED), (RAISE, FAILED), (ODD, FAILED)])
+@pytest.mark.parametrize(("text", "failure"), [(CRASH, DIED), (HANG, DIED), (ALLOCATE, DIED), (RAISE, FAILED), (ODD, FAILED)])
 def test_a_text_that_a_check_cannot_bear_fails_and_its_neighbours_do_not(
     asked: Asked, text: str, failure: CheckFailure
 ) -> None:
@@ -129,6 +143,34 @@ def test_a_process_that_is_killed_is_started_again(asked: Asked) -> None:
     os.kill(pid, signal.SIGKILL)
     eventually(lambda: asked.host.pid not in (None, pid), WAIT_S, "a new process")
     assert asked.types("KEY") == ["secrets_type"]
+
+
+def ended_for_memory(check: str) -> float:
+    labels = {"check": check, "end": "out_of_memory"}
+    return REGISTRY.get_sample_value("fairlane_guardrail_restarts_total", labels) or 0.0
+
+
+def test_a_process_that_needs_too_much_memory_ends_alone_and_is_counted(asked: Asked) -> None:
+    with hosted("patterns") as other:
+        other.types("KEY")
+        before, others_pid = ended_for_memory(asked.host.check), other.host.pid
+        asked.ask(ALLOCATE)
+        assert asked.next() == (ALLOCATE, DIED)
+        assert ended_for_memory(asked.host.check) > before
+        assert asked.types("KEY") == ["secrets_type"]
+        assert (other.host.pid, ended_for_memory(other.host.check)) == (others_pid, 0)
+
+
+def test_a_process_that_grows_is_replaced_and_every_call_answered(asked: Asked) -> None:
+    asked.types("KEY")
+    before, pids = ended_for_memory(asked.host.check), set()
+    for number in range(2 * MEMORY_BYTES // LEAKED_BYTES):
+        assert asked.types(f"{LEAK} KEY{number}") == ["secrets_type"]
+        pid = asked.host.pid
+        pids.add(pid)
+        assert psutil.Process(pid).memory_info().rss < 2 * MEMORY_BYTES
+    assert ended_for_memory(asked.host.check) == before + len(pids) - 1
+    assert len(pids) >= 2
 
 
 def test_a_stopped_process_is_replaced_and_its_call_answered_by_the_next() -> None:

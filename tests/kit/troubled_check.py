@@ -12,7 +12,8 @@ from inference_consumers.guardrails.check import CheckContext, CheckUnavailableE
 from inference_consumers.guardrails.process.child import main
 from tests.kit.scripted_checks import found
 
-CRASH, HANG, RAISE, SLOW, ODD = "CRASH", "HANG", "RAISE", "SLOW", "ODD"
+CRASH, HANG, RAISE, SLOW, ODD, ALLOCATE, LEAK = "CRASH", "HANG", "RAISE", "SLOW", "ODD", "ALLOCATE", "LEAK"
+ALLOCATED_BYTES, LEAKED_BYTES = 1 << 30, 1 << 24
 SLOW_S = 0.3
 MISSING = "toxicity"
 """A check whose package is missing."""
@@ -26,6 +27,7 @@ class TroubledCheck:
 
     def __init__(self, name: str) -> None:
         self.name = name
+        self._leaked: list[bytes] = []
 
     def find(self, texts: Sequence[str], context: CheckContext) -> list[list[Finding]]:
         if any(CRASH in text for text in texts):
@@ -37,6 +39,10 @@ class TroubledCheck:
         if any(ODD in text for text in texts):
             odd: Any = object()
             return [[Finding("odd", odd, odd, 1.0)]]
+        if any(ALLOCATE in text for text in texts):
+            bytes(ALLOCATED_BYTES)
+        if any(LEAK in text for text in texts):
+            self._leaked.append(bytes(LEAKED_BYTES))
         if any(SLOW in text for text in texts):
             time.sleep(SLOW_S)
         return [found(self.name, text) for text in texts]

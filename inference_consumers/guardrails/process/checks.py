@@ -40,7 +40,11 @@ class CheckProcesses:
 def check_processes(settings: Settings, on_fatal: Callable[[Exception], None]) -> CheckProcesses:
     """A host for every check; none has a process yet. They get none of the settings: no address, user or password."""
     environment, folder = without_settings(os.environ), settings.models_dir
-    limits = CheckLimits(settings.guardrail_timeout_ms, settings.guardrail_timeout_ms)
+    limits = CheckLimits(
+        call_ms=settings.guardrail_timeout_ms,
+        wait_ms=settings.guardrail_timeout_ms,
+        memory_bytes=settings.guardrail_memory_bytes,
+    )
     hosts = {
         str(check): CheckHost(check, sys.executable, environment, folder, on_fatal, limits) for check in GuardrailCheck
     }

@@ -13,10 +13,20 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
+from fairlane_server.processes.memory import bound_growth
 from fairlane_server.processes.parent import die_with_parent
+from inference_consumers.engine_process.failures import is_out_of_memory
 from inference_consumers.engine_process.messages import Channel
 from inference_consumers.guardrails.check import Check, CheckUnavailableError, Processor
-from inference_consumers.guardrails.process.messages import Ask, Found, Load, Ready, Unavailable, to_check
+from inference_consumers.guardrails.process.messages import (
+    OUT_OF_MEMORY_STATUS,
+    Ask,
+    Found,
+    Load,
+    Ready,
+    Unavailable,
+    to_check,
+)
 
 _Load = Callable[[str, Path], Check | Processor]
 
@@ -36,6 +46,9 @@ def main(load: _Load) -> int:
         return _serve(Channel(Connection(descriptor)), load)
     except (EOFError, OSError):
         return 0
+    except MemoryError:
+        # What is left of its memory may be in pieces, and threads of a library may wait for some.
+        os._exit(OUT_OF_MEMORY_STATUS)
 
 
 def _serve(channel: Channel, load: _Load) -> int:
@@ -51,6 +64,7 @@ def _serve(channel: Channel, load: _Load) -> int:
     except Exception as error:  # noqa: BLE001 - whatever its library raises, the consumer must know the reason
         channel.write(Unavailable(type(error).__name__))
         return 1
+    bound_growth(first.memory_bytes)
     channel.write(Ready(monotonic() - started))
     while True:
         message = to_check.decode(channel.read())
@@ -68,4 +82,6 @@ def _answer(check: Check | Processor, asked: Ask) -> Found:
             return Found(asked.call_id, tuple(check.process(asked.texts, asked.context)))
         return Found(asked.call_id, tuple(map(tuple, check.find(asked.texts, asked.context))))
     except Exception as error:  # noqa: BLE001 - the text of any exception may quote what was looked at
+        if is_out_of_memory(error):
+            raise MemoryError from None
         return Found(asked.call_id, error=type(error).__name__)

@@ -24,7 +24,16 @@ from inference_consumers.engine_process.messages import Channel
 from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.call_queue import CallQueue, Done, QueuedCall
-from inference_consumers.guardrails.process.messages import Ask, Found, FromCheck, Load, Ready, Unavailable, from_check
+from inference_consumers.guardrails.process.messages import (
+    OUT_OF_MEMORY_STATUS,
+    Ask,
+    Found,
+    FromCheck,
+    Load,
+    Ready,
+    Unavailable,
+    from_check,
+)
 
 log = get_logger(__name__)
 
@@ -46,11 +55,13 @@ _END_TIMEOUT_S = 5.0
 
 @frozen_dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """Time limits: of a call in its process, of its wait for that process, and of loading a check."""
+    """Time limits: of a call in its process, of its wait for that process, and of loading a check. And the memory that
+    a process may need for calls, beyond what it has when it is loaded."""
 
     call_ms: int = 5_000
     wait_ms: int = 5_000
     load_ms: int = 60_000
+    memory_bytes: int = 1 << 30
 
 
 class CheckHost:
@@ -194,7 +205,7 @@ class CheckHost:
         self._process = process
         channel = Channel(ours)
         try:
-            channel.write(Load(self.check, self._models_dir))
+            channel.write(Load(self.check, self._models_dir, self._limits.memory_bytes))
             killed = self._talk(channel)
         except (EOFError, OSError):
             killed = None
@@ -209,6 +220,9 @@ class CheckHost:
         status = process.wait(_END_TIMEOUT_S)
         self._process = None
         channel.close()
+        if killed is None and status == OUT_OF_MEMORY_STATUS:
+            allowed = f"{self._limits.memory_bytes >> 20} MiB beyond what it has when it is loaded"
+            return EngineEnd(EndKind.OUT_OF_MEMORY, f"it needed more memory than {allowed}")
         return killed or end_of(status, kernel_killed=False)
 
     def _talk(self, channel: Channel) -> EngineEnd | None:

@@ -5,11 +5,17 @@ import msgspec
 from inference_consumers.guardrails.check import CheckContext, Finding, Processed
 
 
+OUT_OF_MEMORY_STATUS = 12
+"""Exit status of a process that needed more memory than it may have; ENOMEM."""
+
+
 class Load(msgspec.Struct, frozen=True, tag=True):
-    """The check to load; the first message. ``models_dir`` has the models of checks that need one."""
+    """The check to load; the first message. ``models_dir`` has the models of checks that need one; ``memory_bytes`` is
+    what the process may need beyond what it has when it is loaded."""
 
     check: str
     models_dir: str
+    memory_bytes: int
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):

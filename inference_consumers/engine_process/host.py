@@ -5,13 +5,10 @@ import math
 import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from multiprocessing import Pipe
-from pathlib import Path
 from time import monotonic
 from typing import Protocol
 
@@ -24,6 +21,7 @@ from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of
 from inference_consumers.engine_process.messages import (
     Cancel,
@@ -51,10 +49,10 @@ MODULE = "inference_consumers.engine_process"
 _OF_CLIENTS = ("AWS_", "PG")
 """Beginnings of what clients of S3 and Postgres read by themselves."""
 _SECRET = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|API_?KEY|PRIVATE_?KEY|(?:^|_)TOKEN(?:_FILE)?$")
-_ROOT = Path(__file__).resolve().parents[2]
 _LOOK_EVERY_S = 0.2
 _LOAD_TIMEOUT_S = 900.0
 _END_TIMEOUT_S = 5.0
+_STANDARD_ERROR = 2
 
 
 class EngineListener(Protocol):
@@ -94,9 +92,7 @@ class EngineHost:
         self.key = (spec.model.model, spec.model.version)
         self._python = python
         self._module = module
-        # This package can be imported wherever the process is started.
-        search_path = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
-        self._environment = {**environment, "PYTHONPATH": search_path}
+        self._environment = environment
         self._backoff = backoff
         self._chance = chance
         self._closing = threading.Event()
@@ -155,7 +151,7 @@ class EngineHost:
         process = self._process
         if process is not None:
             self._ended_here = end
-            _kill(process)
+            kill_child(process)
 
     def close(self, timeout_s: float) -> None:
         """End the process for good, by force when it does not end in time."""
@@ -212,24 +208,16 @@ class EngineHost:
             self._closing.wait(self._backoff.delay_s(deaths, self._chance()))
 
     def _start(self) -> None:
-        ours, theirs = Pipe()
         self._ended_here = self._load_failure = None
         self._is_loaded = self._has_run = False
         self._died_of = ""
-        with theirs:
-            # A session of its own: it is ended with its own children, and a terminal's Ctrl-C does not reach it.
-            self._process = subprocess.Popen(
-                [self._python, "-m", self._module, str(theirs.fileno()), self.key[0]],
-                env=self._environment,
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=2,
-                start_new_session=True,
-            )
+        self._process, channel = start_child(
+            self._python, self._module, self.key[0], self._environment, _STANDARD_ERROR
+        )
         self._life += 1
-        self._channel = Channel(ours)
+        self._channel = channel
         with contextlib.suppress(OSError):
-            self._channel.write(self.spec)
+            channel.write(self.spec)
 
     def _listen(self, listener: EngineListener) -> EngineEnd:
         process, channel = self._process, self._channel
@@ -278,17 +266,12 @@ class EngineHost:
         if self._ended_here is None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_END_TIMEOUT_S if self._closing.is_set() else _LOOK_EVERY_S)
-        _kill(process)
+        kill_child(process)
         status = process.wait()
         self._channel = self._process = None
         self.metrics_text = ""
         channel.close()
         return status
-
-
-def _kill(process: "subprocess.Popen[bytes]") -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
 
 
 class EngineMetrics(Collector):

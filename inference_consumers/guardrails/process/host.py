@@ -3,11 +3,9 @@
 import contextlib
 import os
 import random
-import signal
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing import Pipe
 from multiprocessing.connection import wait
 from pathlib import Path
 from time import monotonic
@@ -19,6 +17,7 @@ from fairlane.backoff import Backoff
 from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from fairlane.outcomes import GuardrailCheck
+from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_of
 from inference_consumers.engine_process.messages import Channel
 from inference_consumers.guardrails.decision import Answers, CheckFailure
@@ -48,7 +47,6 @@ FAILED = CheckFailure("failed")
 """The check raised an exception."""
 ENDING = CheckFailure("ending")
 
-_ROOT = Path(__file__).resolve().parents[3]
 _LOOK_EVERY_S = 0.05
 _END_TIMEOUT_S = 5.0
 
@@ -84,8 +82,7 @@ class CheckHost:
         self.check = check
         self._python = python
         self._module = module
-        search_path = os.pathsep.join(filter(None, [str(_ROOT), environment.get("PYTHONPATH", "")]))
-        self._environment = {**environment, "PYTHONPATH": search_path}
+        self._environment = environment
         self._models_dir = str(models_dir.absolute())
         self._on_fatal = on_fatal
         self._limits = limits
@@ -186,24 +183,14 @@ class CheckHost:
 
     def _live(self) -> EngineEnd:
         """Run one process to its end."""
-        ours, theirs = Pipe()
-        with theirs:
-            try:
-                process = subprocess.Popen(
-                    [self._python, "-m", self._module, str(theirs.fileno()), self.check],
-                    env=self._environment,
-                    pass_fds=(theirs.fileno(),),
-                    stdin=subprocess.DEVNULL,
-                    # A library's warning or traceback may quote a text.
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                ours.close()
-                return EngineEnd(EndKind.EXITED, f"{self._python} cannot be started: {error.strerror}")
+        try:
+            # Its output leads nowhere: a library's warning or traceback may quote a text.
+            process, channel = start_child(
+                self._python, self._module, self.check, self._environment, subprocess.DEVNULL
+            )
+        except OSError as error:
+            return EngineEnd(EndKind.EXITED, f"{self._python} cannot be started: {error.strerror}")
         self._process = process
-        channel = Channel(ours)
         try:
             channel.write(Load(self.check, self._models_dir, self._limits.memory_bytes))
             killed = self._talk(channel)
@@ -215,8 +202,7 @@ class CheckHost:
             # It may just be ending by itself: its own status tells more.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(_LOOK_EVERY_S)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
+        kill_child(process)
         status = process.wait(_END_TIMEOUT_S)
         self._process = None
         channel.close()

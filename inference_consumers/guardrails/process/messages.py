@@ -4,7 +4,6 @@ import msgspec
 
 from inference_consumers.guardrails.check import CheckContext, Finding, Processed
 
-
 OUT_OF_MEMORY_STATUS = 12
 """Exit status of a process that needed more memory than it may have; ENOMEM."""
 

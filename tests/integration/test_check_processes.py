@@ -14,10 +14,11 @@ import pytest
 from prometheus_client import REGISTRY
 
 from fairlane.backoff import Backoff
+from fairlane.guardrail_records import PostProcessing
 from fairlane.settings import Settings
 from inference_consumers.engine_process.host import without_settings
-from inference_consumers.guardrails.check import CheckContext
-from inference_consumers.guardrails.decision import CheckFailure, Findings
+from inference_consumers.guardrails.check import CheckContext, Processed
+from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.checks import check_processes
 from inference_consumers.guardrails.process.host import (
@@ -25,6 +26,7 @@ from inference_consumers.guardrails.process.host import (
     ENDING,
     FAILED,
     LATE,
+    MODULE,
     UNAVAILABLE,
     CheckHost,
     CheckLimits,
@@ -56,13 +58,13 @@ class Asked:
 
     def __init__(self, host: CheckHost) -> None:
         self.host = host
-        self.answers: queue.SimpleQueue[tuple[str, Findings | CheckFailure]] = queue.SimpleQueue()
+        self.answers: queue.SimpleQueue[tuple[str, Answers | CheckFailure]] = queue.SimpleQueue()
 
     def ask(self, text: str, within_ms: int = 60_000, context: CheckContext = CONTEXT) -> CheckFailure | None:
         call = CheckCall(self.host.check, context, (text,))
         return self.host.submit(call, within_ms, lambda answer: self.answers.put((text, answer)))
 
-    def next(self) -> tuple[str, Findings | CheckFailure]:
+    def next(self) -> tuple[str, Answers | CheckFailure]:
         return self.answers.get(timeout=WAIT_S)
 
     def types(self, text: str) -> list[str]:
@@ -71,16 +73,20 @@ class Asked:
         asked, answer = self.next()
         assert asked == text
         assert not isinstance(answer, CheckFailure), answer
+        assert not isinstance(answer[0], Processed)
         return [finding.type for finding in answer[0]]
 
 
 @contextmanager
-def hosted(check: str = "secrets", limits: CheckLimits = LIMITS, backoff: Backoff = QUICK) -> Iterator[Asked]:
+def hosted(
+    check: str = "secrets",
+    limits: CheckLimits = LIMITS,
+    backoff: Backoff = QUICK,
+    module: str = "tests.kit.troubled_check",
+) -> Iterator[Asked]:
     fatal: list[Exception] = []
     environment = without_settings(os.environ)
-    host = CheckHost(
-        check, sys.executable, environment, Path("models"), fatal.append, limits, "tests.kit.troubled_check", backoff
-    )
+    host = CheckHost(check, sys.executable, environment, Path("models"), fatal.append, limits, module, backoff)
     try:
         yield Asked(host)
     finally:
@@ -113,7 +119,9 @@ def test_calls_that_come_together_are_answered_each(asked: Asked) -> None:
         assert bool(answer[0]) == ("KEY" in text)
 
 
-@pytest.mark.parametrize(("text", "failure"), [(CRASH, DIED), (HANG, DIED), (ALLOCATE, DIED), (RAISE, FAILED), (ODD, FAILED)])
+@pytest.mark.parametrize(
+    ("text", "failure"), [(CRASH, DIED), (HANG, DIED), (ALLOCATE, DIED), (RAISE, FAILED), (ODD, FAILED)]
+)
 def test_a_text_that_a_check_cannot_bear_fails_and_its_neighbours_do_not(
     asked: Asked, text: str, failure: CheckFailure
 ) -> None:
@@ -230,6 +238,19 @@ def test_the_process_gets_no_setting_and_its_streams_lead_nowhere(monkeypatch: p
         process = psutil.Process(asked.host.pid)
         assert "POSTGRES_DSN" not in process.environ()
         assert {str(Path(f"/proc/{process.pid}/fd/{number}").readlink()) for number in range(3)} == {"/dev/null"}
+
+
+def test_answers_are_processed_in_a_process_each_for_itself() -> None:
+    wanted = PostProcessing(trim=True, json_schema='{"required": ["a"]}')
+    with hosted("post_processing", CheckLimits(call_ms=5_000, load_ms=20_000), module=MODULE) as asked:
+        for text in (' {"a": 1}', "{'a': 2,}", '{"b": 3}'):
+            asked.ask(text, context=CheckContext(post_processing=wanted))
+        answers = dict(asked.next() for _ in range(3))
+    assert answers == {
+        ' {"a": 1}': (Processed('{"a": 1}', ("trimmed",)),),
+        "{'a': 2,}": (Processed('{"a": 2}', ("json_repaired",), is_put_together=True),),
+        '{"b": 3}': (Processed(refusal="the schema's required is not satisfied"),),
+    }
 
 
 def test_a_consumer_has_every_check_and_starts_none() -> None:

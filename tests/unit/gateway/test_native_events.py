@@ -110,7 +110,7 @@ def test_a_stream_ends_with_its_status_when_no_result_comes_any_more(bench: Benc
     with following(url) as events:
         assert next(events)[1]["status"] == "queued"
         bench.store.decide(decided(Decision.CACHED, 9))
-    bench.store.erased.add(("acme", ID))
+        bench.store.erased.add(("acme", ID))
         assert [(name, body["status"]) for name, body in events] == [("status", "done")]
     with following(url) as events:
         assert [(name, body["status"]) for name, body in events] == [("status", "done")]

@@ -4,6 +4,8 @@ import asyncio
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from random import Random
 from uuid import uuid4
 
 import pytest
@@ -28,6 +30,7 @@ from fairlane.kafka_config import transactional_producer
 from fairlane.settings import KafkaSettings
 from tests.hostile_tenant import __main__ as command
 from tests.hostile_tenant import run as hostile
+from tests.hostile_tenant.admin_routes import PREFIX, AdminServer, admin_server, try_routes
 from tests.hostile_tenant.cluster import PLAIN, Cluster, cluster
 from tests.hostile_tenant.cluster_operations import OPERATIONS
 from tests.hostile_tenant.connections import Connection
@@ -36,7 +39,10 @@ from tests.hostile_tenant.operation import Target
 from tests.hostile_tenant.report import Report
 from tests.hostile_tenant.services import Services
 from tests.hostile_tenant.state import Allowance, Reader, State, changes
+from tests.hostile_tenant.tally import Tally
 from tests.hostile_tenant.world import describe_world
+from tests.kit.pipeline import unique_name
+from tests.kit.stack import PostgresServer, migrated_database
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
 
@@ -50,11 +56,24 @@ def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield one
 
 
-def test_no_attacker_gets_what_is_not_its_own(started: Cluster) -> None:
-    report = hostile.attack(started, 3_000, SEED)
+@pytest.fixture(scope="module")
+def admin(
+    started: Cluster, postgres: PostgresServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[AdminServer]:
+    folder = tmp_path_factory.mktemp("admin")
+    with migrated_database(postgres, unique_name()) as database, admin_server(started, database, folder) as server:
+        yield server
+
+
+def test_no_attacker_gets_what_is_not_its_own(started: Cluster, admin: AdminServer) -> None:
+    report = hostile.attack(started, 8_000, SEED, admin=admin)
     assert report.is_clean, "\n".join(report.lines())
-    assert report.tally.tries == 3_000
+    assert report.tally.tries == 8_000
     tried = {*report.tally.permitted, *report.tally.refused}
+    assert {f"admin {method} {path.removeprefix(PREFIX)}" for method, path in admin.routes} <= tried
+    of_admin = {name: count for name, count in report.tally.refused.items() if name.startswith("admin ")}
+    assert sum(of_admin.values()) == 400
+    assert not any(name.startswith("admin ") for name in report.tally.permitted)
     # The broker offers no version of a request that would have it.
     assert {operation.name for operation in OPERATIONS} - tried == {"InitProducerId, two phases"}
     assert report.tally.permitted.total() > 300
@@ -62,6 +81,26 @@ def test_no_attacker_gets_what_is_not_its_own(started: Cluster) -> None:
 
 
 # ------------------------------------------------------------------ what it would find
+
+
+def test_a_key_of_the_deployment_in_the_hands_of_a_tenant_would_be_found(admin: AdminServer) -> None:
+    stolen = replace(admin, shown=[("stolen", {"authorization": f"Bearer {admin.honest}"})])
+    tally = Tally()
+    before = admin.state()
+    asyncio.run(try_routes(stolen, Random(SEED), 60, tally))
+    assert tally.kinds == {"allowed": tally.kinds.total()}
+    assert tally.kinds.total() > 20
+    assert tally.refused.total() + tally.kinds.total() == 60
+    assert admin.state() != before, "keys were made"
+
+
+def test_an_answer_that_is_no_refusal_would_be_found(admin: AdminServer) -> None:
+    tally = Tally()
+    asyncio.run(try_routes(replace(admin, url="http://127.0.0.1:1"), Random(SEED), 5, tally))
+    assert tally.kinds == {"unanswered": 5}
+    health = replace(admin, routes=[("GET", "/health")])
+    asyncio.run(try_routes(health, Random(SEED), 20, tally))
+    assert tally.kinds["allowed"] > 10
 
 
 def test_a_prefix_that_opens_the_topics_of_others_would_be_found(started: Cluster) -> None:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tests.hostile_tenant.attack import Tally
+from tests.hostile_tenant.tally import Tally
 
 
 @dataclass(slots=True)

@@ -4,11 +4,13 @@ import asyncio
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from random import Random
 
 from deploy.local.layout import KAFKA_LIBS_DIR, PROJECT_ROOT
-from tests.hostile_tenant.attack import Attack, Tally, offered
+from tests.hostile_tenant.admin_routes import AdminServer, admin_server, try_routes
+from tests.hostile_tenant.attack import Attack, offered
 from tests.hostile_tenant.cluster import PIPELINES, SECOND_USER, Cluster, attackers, cluster
 from tests.hostile_tenant.cluster_operations import LEFT_OUT, OPERATIONS
 from tests.hostile_tenant.connections import Connection, UnansweredError, can_log_in
@@ -17,11 +19,16 @@ from tests.hostile_tenant.oracle import Action, Kind, Need, Oracle
 from tests.hostile_tenant.report import Report
 from tests.hostile_tenant.services import Services
 from tests.hostile_tenant.state import Allowance, Reader, State, changes
+from tests.hostile_tenant.tally import Tally
 from tests.hostile_tenant.world import Attacker, describe_world
+from tests.kit.own_postgres import OwnPostgres
+from tests.kit.stack import migrated_database
 
 ROUND_TRIES = 10_000
 """Between two looks at everything. A round must end well before the services' open transactions expire."""
 _SAY_EVERY = 1_000
+_ADMIN_PART = 0.05
+"""Part of the tries that are calls of the admin API, where one runs."""
 
 Say = Callable[[str], None]
 
@@ -29,9 +36,14 @@ Say = Callable[[str], None]
 def run(tries: int, seed: int, say: Say) -> Report:
     """On a cluster of its own. ``say`` is told how far it is."""
     began = time.monotonic()
-    say("starting a broker; applying topics, users and rights of two pipelines")
-    with tempfile.TemporaryDirectory(prefix="fairlane-hostile-") as folder, cluster(Path(folder)) as started:
-        report = attack(started, tries, seed, say)
+    say("starting a broker, Postgres and the admin API; applying topics, users and rights of two pipelines")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="fairlane-hostile-")))
+        started = stack.enter_context(cluster(folder))
+        postgres = stack.enter_context(OwnPostgres(folder / "postgres"))
+        database = stack.enter_context(migrated_database(postgres.server, "hostile"))
+        admin = stack.enter_context(admin_server(started, database, folder / "admin"))
+        report = attack(started, tries, seed, say, admin=admin)
     report.whole_s = time.monotonic() - began
     return report
 
@@ -43,10 +55,12 @@ def attack(
     say: Say = lambda _: None,
     users: Collection[str] | None = None,
     names: Collection[str] | None = None,
+    admin: AdminServer | None = None,
 ) -> Report:
-    """On one that runs; by these users and with the operations of these names only, where some are given."""
+    """On one that runs; by these users and with the operations of these names only, where some are given. With
+    ``admin`` a part of the tries are calls of that server."""
     chosen = [attacker for attacker in attackers() if users is None or attacker.user in users]
-    return asyncio.run(_Run(started, chosen, names, Report(seed), say).attack(tries))
+    return asyncio.run(_Run(started, chosen, names, Report(seed), say, admin).attack(tries))
 
 
 def missed(offered: Iterable[int], libs: Path = KAFKA_LIBS_DIR) -> list[str]:
@@ -67,7 +81,9 @@ class _Run:
         names: Collection[str] | None,
         report: Report,
         say: Say,
+        admin: AdminServer | None,
     ) -> None:
+        self._admin = admin
         self._cluster = started
         self._attackers = chosen
         self._names = names
@@ -113,14 +129,24 @@ class _Run:
         await self._services.open()
         before = await reader.read(world.names[Kind.GROUP])
         began = time.monotonic()
+        at_admin = 0 if self._admin is None else round(tries * _ADMIN_PART)
         try:
-            await attack.run(rng, tries)
+            await attack.run(rng, tries - at_admin)
         except* UnansweredError:
             pass  # which is a finding
+        if self._admin is not None:
+            report.changed += await self._attack_admin(self._admin, rng, at_admin, attack)
         report.attack_s += time.monotonic() - began
         after = await reader.read(world.names[Kind.GROUP])
         report.changed += changes(before, after, self._allowance(attack.tally, before, after))
         report.changed += await self._services.commit()
+
+    async def _attack_admin(self, admin: AdminServer, rng: Random, tries: int, attack: Attack) -> list[str]:
+        before = await asyncio.to_thread(admin.state)
+        await try_routes(admin, rng, tries, attack.tally, attack.on_answer)
+        after = await asyncio.to_thread(admin.state)
+        changed = [f"Postgres: {was} is {now}" for was, now in zip(before, after, strict=True) if was != now]
+        return [*changed, *await asyncio.to_thread(admin.unusable)]
 
     def _allowance(self, tally: Tally, before: State, after: State) -> Allowance:
         shared = {topic for topic in before.topics if self._may(Need(Action.WRITE, Kind.TOPIC, topic), "consumer")}

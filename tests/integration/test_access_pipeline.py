@@ -1,18 +1,23 @@
 """The whole pipeline on a broker that checks rights: every process as the user of its role, every tenant as its own."""
 
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
 from confluent_kafka import KafkaError, Producer
 
+from deploy.local.layout import PROJECT_ROOT
 from fairlane import names
 from fairlane.client import Client
 from fairlane.kafka_config import connection
 from fairlane.outcomes import Outcome
 from fairlane.records import TenantSpec
 from fairlane.settings import KafkaSettings
+from fairlane_server.access.credentials import PASSWORD, read_credentials
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.topics.families import KafkaRole
 from tests.kit.gateway_kit import Served, serving
@@ -37,6 +42,26 @@ class SecuredPipeline:
         """Of a tenant, as itself."""
         name = self.served.pipeline.tenant(tenant)
         return Client(tenant=name, settings=self.settings(name))
+
+    def command(self, *arguments: str) -> None:
+        """Run a command of the administrator of the cluster and the tables."""
+        pipeline = self.served.pipeline
+        env = {
+            **os.environ,
+            **pipeline.env,
+            "KAFKA_BOOTSTRAP_SERVERS": self.kafka.bootstrap_servers,
+            "POSTGRES_OWNER_DSN": self.served.database.owner_dsn,
+        }
+        done = subprocess.run(
+            (sys.executable, "-m", "fairlane_server.cli", *arguments),
+            cwd=PROJECT_ROOT,
+            env=env,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
 
     def settings(self, tenant: str) -> KafkaSettings:
         """To connect as this tenant; its name is the whole one."""
@@ -93,6 +118,23 @@ def test_requests_are_answered_over_http(secured: SecuredPipeline) -> None:
         assert answer.status_code == 200, answer.text
         streamed = http.post("/v1/chat/completions", json=secured.served.chat(stream=True))
         assert streamed.text.rstrip().endswith("data: [DONE]")
+
+
+def test_a_new_tenant_over_kafka_needs_no_restart(secured: SecuredPipeline) -> None:
+    pipeline = secured.served.pipeline
+    running = {name: process.pid for name, process in pipeline.processes.items()}
+    newcomer = TenantSpec(pipeline.tenant("newcomer"))
+    pipeline.tenants[newcomer.tenant] = newcomer  # taken back with the others
+    pipeline.write_files()
+    secured.command("tenants", "apply")
+    secured.command("access", "apply", "--credentials", str(secured.users.folder))
+    user = KafkaUser(KafkaRole.TENANT, newcomer.tenant).name
+    env = secured.kafka.user_env(user, read_credentials(secured.users.folder, user)[PASSWORD])
+    settings = KafkaSettings.model_validate({name.lower(): value for name, value in env.items()})
+    with Client(tenant=newcomer.tenant, settings=settings) as client:
+        reply = client.submit(model=pipeline.model_for("generate"), prompt="hello", max_tokens=4).result(WAIT_S)
+    assert reply.outcome == Outcome.OK
+    assert {name: process.pid for name, process in pipeline.processes.items() if process.alive} == running
 
 
 def test_no_process_was_refused_anything(secured: SecuredPipeline) -> None:

@@ -123,7 +123,7 @@ CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items cancelled
 GUARDRAIL_VERDICTS = Counter(
     "fairlane_guardrail_verdicts_total", "Verdicts of guardrails", ["tenant", "stage", "check", "verdict"]
 )
-GUARDRAIL_SECONDS = _latency("fairlane_guardrail_seconds", "Duration of a call of a check's process", ["check"])
+GUARDRAIL_SECONDS = _latency("fairlane_guardrail_seconds", "Duration of a question to a check's process", ["check"])
 GUARDRAIL_FAILURES = Counter(
     "fairlane_guardrail_failures_total", "Calls of a check that were not answered", ["check", "reason"]
 )

@@ -268,8 +268,8 @@ class Settings(KafkaSettings):
     """Checks whose processes start with a consumer, comma-separated (pii,secrets), also post_processing; others start
     when a request first needs them."""
     guardrail_timeout_ms: int = Field(5_000, ge=10, le=600_000)
-    """Longest a check may take, and longest a request waits for a check that does not run; then the check has failed.
-    The first load of a check may take a minute."""
+    """Longest a question to a check may take, and longest a request waits for the process of a check that is not there;
+    then the check has failed. The first load of a check may take a minute."""
     guardrail_memory_bytes: int = Field(1 << 30, ge=1 << 26)
     """Memory that the process of a check may need for texts, beyond what it has when it is loaded (up to 0.9 GB); it is
     ended when it needs more, and the check has failed."""

@@ -44,6 +44,16 @@ class CheckContext:
     """For the post-processor alone."""
 
 
+@frozen_dataclass(frozen=True, slots=True)
+class QuestionSize:
+    """What a check's process is asked about at once, at most. A longer text is cut into pieces that share ``overlap``
+    characters; None: it is asked about whole, because what the check looks for may have any length."""
+
+    characters: int = 65_536
+    texts: int = 256
+    overlap: int | None = None
+
+
 class Check(Protocol):
     """One kind of check. Runs in the guardrail process, one call at a time, so it needs no locks."""
 

@@ -1,12 +1,12 @@
 """The checks by name. Libraries and weights are loaded by ``load_checks`` alone."""
 
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TypeVar
 
 from fairlane.outcomes import GuardrailCheck
-from inference_consumers.guardrails.check import Check, CheckUnavailableError, Processor
+from inference_consumers.guardrails.check import Check, CheckUnavailableError, Processor, QuestionSize
 
 SPACY_MODEL, ENCODER, INJECTION_HEAD, TOXICITY_MODEL = (
     "en-core-web-sm",
@@ -17,6 +17,17 @@ SPACY_MODEL, ENCODER, INJECTION_HEAD, TOXICITY_MODEL = (
 """Folders of the models folder."""
 
 LoadedT = TypeVar("LoadedT")
+WHOLE_TEXTS = QuestionSize()
+QUESTION_SIZES: Mapping[str, QuestionSize] = {
+    # An e-mail address has at most 254 characters (RFC 5321, section 4.5.3).
+    "pii": QuestionSize(characters=16_384, overlap=300),
+    # A window of 64 tokens has some 300 characters.
+    "prompt_injection": QuestionSize(characters=4_096, overlap=400),
+    # The time of a repair adds up, and one that is late must not take its neighbours along.
+    "post_processing": QuestionSize(texts=1),
+}
+"""Of the checks that judge each part of a text by itself, and of post-processing; the others have WHOLE_TEXTS. At most
+half a second (pii) and one (prompt_injection) of a processor that does nothing else."""
 
 
 def load_checks(names: Collection[str], models_dir: Path) -> dict[str, Check]:

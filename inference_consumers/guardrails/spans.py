@@ -37,7 +37,11 @@ def pieces(text: str, most: int, overlap: int) -> Iterator[tuple[int, str]]:
         yield start, text[start:end]
         if end >= len(text):
             return
-        # Within another overlap's length, so that each piece brings something new.
-        earliest = end - 2 * overlap
-        space = text.rfind(" ", earliest, end - overlap)
-        start = space + 1 if space >= 0 else end - overlap
+        start = next_start(text, end, overlap)
+
+
+def next_start(text: str, end: int, overlap: int) -> int:
+    """Where the piece behind one that ends there begins. The piece before must be longer than twice the overlap."""
+    # Within another overlap's length, so that each piece brings something new.
+    space = text.rfind(" ", end - 2 * overlap, end - overlap)
+    return space + 1 if space >= 0 else end - overlap

@@ -30,8 +30,11 @@ from inference_consumers.guardrails.texts import (
 from inference_consumers.results.chunk_writer import StreamedText
 from inference_consumers.results.settled import EngineRun, Settled, Withheld, no_run
 
-_ANSWER_WITHIN_MS = 600_000
-"""An answer that was computed is not given up for its deadline; the checks' own time limits apply."""
+_ANSWER_WITHIN_MS = 60_000
+"""At least, or until its deadline: an answer that was computed is not given up for its deadline alone."""
+
+_PAST_DEADLINE_MS = 100
+"""Checks of input are given up so long behind the deadline: by then it is past by every clock."""
 
 RunKey = tuple[int, int]
 """An item in a run: the run's id, and the item's place in it."""
@@ -41,9 +44,10 @@ class Checks(Protocol):
     """The checks by name; see :class:`inference_consumers.guardrails.process.checks.CheckProcesses`."""
 
     def submit(
-        self, call: CheckCall, within_ms: int, done: Callable[[Answers | CheckFailure], None]
+        self, tenant: str, call: CheckCall, within_ms: int, done: Callable[[Answers | CheckFailure], None]
     ) -> CheckFailure | None:
-        """Have this asked; ``done`` gets the answer, on another thread. Returns a failure at once if it cannot be."""
+        """Have this asked in the tenant's turns; ``done`` gets the answer, on another thread. Returns a failure at once
+        if it cannot be."""
 
 
 class NoChecks:
@@ -51,6 +55,7 @@ class NoChecks:
 
     def submit(
         self,
+        tenant: str,  # noqa: ARG002
         call: CheckCall,  # noqa: ARG002 - nothing is asked
         within_ms: int,  # noqa: ARG002
         done: Callable[[Answers | CheckFailure], None],  # noqa: ARG002
@@ -213,7 +218,8 @@ class Guardrails:
             if call is None:
                 self._finish(job)
                 continue
-            refusal = self.checks.submit(call, self._within_ms(job), partial(self._answered, job))
+            tenant = job.work.item.tenant
+            refusal = self.checks.submit(tenant, call, self._within_ms(job), partial(self._answered, job))
             if refusal is not None:
                 self._apply(job, refusal)
 
@@ -222,6 +228,9 @@ class Guardrails:
         self.pump()
 
     def _apply(self, job: _Job, answer: Answers | CheckFailure) -> None:
+        if isinstance(job, InputJob) and isinstance(answer, CheckFailure) and self._left_ms(job) <= 0:
+            # Its time is over, whatever became of the check: the consumer takes it as expired.
+            return
         # Nobody else touches an examination while its question is being answered.
         job.examination.answered(answer)
         with self.changed:
@@ -229,9 +238,11 @@ class Guardrails:
                 self._ready.append(job)
 
     def _within_ms(self, job: _Job) -> int:
-        if isinstance(job, InputJob):
-            return max(1, job.work.item.deadline_at_ms - self.clock())
-        return _ANSWER_WITHIN_MS
+        left_ms = self._left_ms(job)
+        return max(0, left_ms) + _PAST_DEADLINE_MS if isinstance(job, InputJob) else max(_ANSWER_WITHIN_MS, left_ms)
+
+    def _left_ms(self, job: _Job) -> int:
+        return job.work.item.deadline_at_ms - self.clock()
 
     def _is_held(self, job: _Job) -> bool:
         match job:

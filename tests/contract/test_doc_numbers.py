@@ -11,7 +11,9 @@ from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.re2_patterns import MOST_MATCHES
 from inference_consumers.capacity.measurement import FRESH_FOR_S
 from inference_consumers.engine_process.stall_detection import TIMES_PREDICTED
+from inference_consumers.guardrails.check import QuestionSize
 from inference_consumers.guardrails.post_processing import MOST_REPAIRED_CHARACTERS
+from inference_consumers.guardrails.registry import QUESTION_SIZES
 from inference_consumers.guardrails.secrets import LEAST_ENTROPY_BITS
 from stream_processors.dispatcher.admission.degradation import DEFAULT_LADDER
 
@@ -33,6 +35,10 @@ CASES = [
     ("how-fairlane-decides.md", r"\u2026 ([\d.]+) one more step", DEFAULT_LADDER.up_at[-1]),
     ("how-fairlane-decides.md", r"given back after (\d+) s below", DEFAULT_LADDER.down_after_ms / 1_000),
     ("gateway.md", r"`ENGINE_HANG_TIMEOUT_S` \((\d+) s\)", setting("engine_hang_timeout_s")),
+    ("bounds.md", r"at most (\d+) texts", QuestionSize().texts),
+    ("bounds.md", r"texts and ([\d,]+) characters", QuestionSize().characters),
+    ("bounds.md", r"\(`pii` ([\d,]+),", QUESTION_SIZES["pii"].characters),
+    ("bounds.md", r"`prompt_injection` ([\d,]+)\)", QUESTION_SIZES["prompt_injection"].characters),
     ("guardrails-checks.md", r"at most ([\d,]+) characters, and matches", MOST_PATTERN_CHARACTERS),
     ("guardrails-checks.md", r"Behind ([\d,]+) matches", MOST_MATCHES),
     ("guardrails-checks.md", r"at most ([\d,]+) characters as compact JSON", MOST_SCHEMA_CHARACTERS),

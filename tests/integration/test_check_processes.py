@@ -34,6 +34,7 @@ from inference_consumers.guardrails.process.host import (
 from tests.kit.troubled_check import (
     ALLOCATE,
     CRASH,
+    CUT,
     HANG,
     LARGE,
     LARGE_S,
@@ -41,6 +42,7 @@ from tests.kit.troubled_check import (
     LEAKED_BYTES,
     MISSING,
     ODD,
+    PACED,
     RAISE,
     SLOW,
 )
@@ -50,7 +52,7 @@ WAIT_S = 20
 QUICK = Backoff(first_s=0.01, longest_s=0.02)
 CONTEXT = CheckContext()
 MEMORY_BYTES = 1 << 27
-LIMITS = CheckLimits(call_ms=1_500, wait_ms=5_000, load_ms=20_000, memory_bytes=MEMORY_BYTES)
+LIMITS = CheckLimits(question_ms=1_500, wait_ms=5_000, load_ms=20_000, memory_bytes=MEMORY_BYTES)
 
 
 class Asked:
@@ -60,9 +62,9 @@ class Asked:
         self.host = host
         self.answers: queue.SimpleQueue[tuple[str, Answers | CheckFailure]] = queue.SimpleQueue()
 
-    def ask(self, text: str, within_ms: int = 60_000, context: CheckContext = CONTEXT) -> CheckFailure | None:
-        call = CheckCall(self.host.check, context, (text,))
-        return self.host.submit(call, within_ms, lambda answer: self.answers.put((text, answer)))
+    def ask(self, text: str, within_ms: int = 60_000, tenant: str = "acme") -> CheckFailure | None:
+        call = CheckCall(self.host.check, CONTEXT, (text,))
+        return self.host.submit(tenant, call, within_ms, lambda answer: self.answers.put((text, answer)))
 
     def next(self) -> tuple[str, Answers | CheckFailure]:
         return self.answers.get(timeout=WAIT_S)
@@ -202,7 +204,7 @@ def test_a_check_that_cannot_be_loaded_fails_every_call() -> None:
 
 def test_calls_wait_for_a_process_no_longer_than_they_may() -> None:
     slow = Backoff(first_s=60, longest_s=60, jitter=0)
-    with hosted(limits=CheckLimits(call_ms=5_000, wait_ms=300, load_ms=20_000), backoff=slow) as asked:
+    with hosted(limits=CheckLimits(question_ms=5_000, wait_ms=300, load_ms=20_000), backoff=slow) as asked:
         asked.ask(CRASH)
         assert asked.next() == (CRASH, LATE), "its second try does not come"
         asked.ask("KEY")
@@ -211,8 +213,42 @@ def test_calls_wait_for_a_process_no_longer_than_they_may() -> None:
         assert asked.next() == ("short", LATE)
 
 
+def test_calls_of_a_slow_check_wait_for_their_turn_and_end_no_process() -> None:
+    """Each takes a third of what a question may take, and the last waits for longer than for a process that is not
+    there."""
+    limits = CheckLimits(question_ms=1_200, wait_ms=1_000, load_ms=20_000)
+    with hosted(limits=limits) as asked:
+        asked.types("KEY")
+        pid = asked.host.pid
+        texts = [f"{number} {PACED * 2_000} KEY" for number in range(8)]
+        for text in texts:
+            assert asked.ask(text) is None
+        answers = dict(asked.next() for _ in texts)
+        assert answers.keys() == set(texts)
+        assert [answer for answer in answers.values() if isinstance(answer, CheckFailure)] == []
+        assert asked.host.pid == pid
+
+
+def test_a_long_text_is_asked_about_in_pieces_and_delays_no_other_tenant_to_its_end() -> None:
+    """All of it takes longer than a question may take."""
+    limits = CheckLimits(question_ms=1_200, wait_ms=1_000, load_ms=20_000)
+    with hosted(CUT, limits) as asked:
+        asked.types("MAIL")
+        pid = asked.host.pid
+        part = f"{PACED * 500} " * 6
+        text = f"MAIL1 {part}MAIL2 {part}{part}MAIL3"
+        asked.ask(text)
+        asked.ask("MAIL of another", tenant="other")
+        first, _ = asked.next()
+        assert first == "MAIL of another"
+        _, answer = asked.next()
+        assert not isinstance(answer, CheckFailure)
+        assert [text[one.start : one.end] for one in answer[0]] == ["MAIL1", "MAIL2", "MAIL3"]
+        assert asked.host.pid == pid
+
+
 def test_calls_wait_for_the_first_load_of_a_check() -> None:
-    with hosted(LARGE, limits=CheckLimits(call_ms=5_000, wait_ms=round(300 * LARGE_S), load_ms=20_000)) as asked:
+    with hosted(LARGE, limits=CheckLimits(question_ms=5_000, wait_ms=round(300 * LARGE_S), load_ms=20_000)) as asked:
         asked.ask("MAIL1")
         text, answer = asked.next()
         assert text == "MAIL1"
@@ -257,6 +293,6 @@ def test_a_consumer_has_every_check_and_starts_none() -> None:
     checks = check_processes(Settings(), lambda _: None)
     try:
         unknown = CheckCall("horoscope", CONTEXT, ("a",))
-        assert checks.submit(unknown, 1_000, lambda _: None) == UNAVAILABLE
+        assert checks.submit("acme", unknown, 1_000, lambda _: None) == UNAVAILABLE
     finally:
         checks.close(1.0)

@@ -11,7 +11,13 @@ from inference_consumers.guardrails.post_processing import PostProcessor
 
 Done = Callable[[Answers | CheckFailure], None]
 
-MARKED: Mapping[str, str] = {"secrets": r"KEY\w*", "pii": r"MAIL\w*", "toxicity": r"VILE", "patterns": r"WORD"}
+MARKED: Mapping[str, str] = {
+    "secrets": r"KEY\w*",
+    "pii": r"MAIL\w*",
+    "prompt_injection": r"MAIL\w*",
+    "toxicity": r"VILE",
+    "patterns": r"WORD",
+}
 
 
 def found(check: str, text: str) -> list[Finding]:
@@ -38,7 +44,7 @@ class ScriptedChecks:
     calls: list[tuple[CheckCall, int]] = field(default_factory=list)
     waiting: list[tuple[CheckCall, Done]] = field(default_factory=list)
 
-    def submit(self, call: CheckCall, within_ms: int, done: Done) -> CheckFailure | None:
+    def submit(self, tenant: str, call: CheckCall, within_ms: int, done: Done) -> CheckFailure | None:
         self.calls.append((call, within_ms))
         if self.refusal is not None:
             return self.refusal

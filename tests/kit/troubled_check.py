@@ -15,11 +15,15 @@ from tests.kit.scripted_checks import found
 CRASH, HANG, RAISE, SLOW, ODD, ALLOCATE, LEAK = "CRASH", "HANG", "RAISE", "SLOW", "ODD", "ALLOCATE", "LEAK"
 ALLOCATED_BYTES, LEAKED_BYTES = 1 << 30, 1 << 24
 SLOW_S = 0.3
+PACED, PACE_S = "~", 0.000_2
+"""A character, and the time that each takes."""
 MISSING = "toxicity"
 """A check whose package is missing."""
 LARGE = "pii"
 """A check that takes time to load."""
 LARGE_S = 1.0
+CUT = "prompt_injection"
+"""A check that is asked about long texts in pieces."""
 
 
 class TroubledCheck:
@@ -45,6 +49,7 @@ class TroubledCheck:
             self._leaked.append(bytes(LEAKED_BYTES))
         if any(SLOW in text for text in texts):
             time.sleep(SLOW_S)
+        time.sleep(PACE_S * sum(text.count(PACED) for text in texts))
         return [found(self.name, text) for text in texts]
 
 

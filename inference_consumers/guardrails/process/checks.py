@@ -25,11 +25,11 @@ class CheckProcesses:
             self._hosts[name].start()
 
     def submit(
-        self, call: CheckCall, within_ms: int, done: Callable[[Answers | CheckFailure], None]
+        self, tenant: str, call: CheckCall, within_ms: int, done: Callable[[Answers | CheckFailure], None]
     ) -> CheckFailure | None:
         """See ``CheckHost.submit``."""
         host = self._hosts.get(call.check)
-        return UNAVAILABLE if host is None else host.submit(call, within_ms, done)
+        return UNAVAILABLE if host is None else host.submit(tenant, call, within_ms, done)
 
     def close(self, timeout_s: float) -> None:
         """End all processes."""
@@ -41,7 +41,7 @@ def check_processes(settings: Settings, on_fatal: Callable[[Exception], None]) -
     """A host for every check; none has a process yet. They get none of the settings: no address, user or password."""
     environment, folder = without_settings(os.environ), settings.models_dir
     limits = CheckLimits(
-        call_ms=settings.guardrail_timeout_ms,
+        question_ms=settings.guardrail_timeout_ms,
         wait_ms=settings.guardrail_timeout_ms,
         memory_bytes=settings.guardrail_memory_bytes,
     )

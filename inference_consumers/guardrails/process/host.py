@@ -16,13 +16,12 @@ from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
-from fairlane.outcomes import GuardrailCheck
 from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_of
 from inference_consumers.engine_process.messages import Channel
 from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
-from inference_consumers.guardrails.process.call_queue import CallQueue, Done, QueuedCall
+from inference_consumers.guardrails.process.call_queue import CallQueue, Done, Piece, QueuedCall, Speed
 from inference_consumers.guardrails.process.messages import (
     OUT_OF_MEMORY_STATUS,
     Ask,
@@ -33,6 +32,7 @@ from inference_consumers.guardrails.process.messages import (
     Unavailable,
     from_check,
 )
+from inference_consumers.guardrails.registry import QUESTION_SIZES, WHOLE_TEXTS
 
 log = get_logger(__name__)
 
@@ -47,16 +47,20 @@ FAILED = CheckFailure("failed")
 """The check raised an exception."""
 ENDING = CheckFailure("ending")
 
+_QUESTION_PART = 0.1
+"""Of its time limit that a question is expected to take: some texts take several times as long as others of their
+length, and other processes may need the processor."""
 _LOOK_EVERY_S = 0.05
 _END_TIMEOUT_S = 5.0
 
 
 @frozen_dataclass(frozen=True, slots=True)
 class CheckLimits:
-    """Time limits: of a call in its process, of its wait for that process, and of loading a check. And the memory that
-    a process may need for calls, beyond what it has when it is loaded."""
+    """Time limits: of a question to a process, of a call's wait for a process that is not there, and of loading a
+    check; a call waits for its turn until its own end. And the memory that a process may need for questions, beyond
+    what it has when it is loaded."""
 
-    call_ms: int = 5_000
+    question_ms: int = 5_000
     wait_ms: int = 5_000
     load_ms: int = 60_000
     memory_bytes: int = 1 << 30
@@ -89,8 +93,8 @@ class CheckHost:
         self._backoff = backoff
         self._chance = chance
         self._lock = threading.Lock()
-        # The time of a repair adds up, and one that is late must not take its neighbours along.
-        self._queue = CallQueue(most_together=1) if check == GuardrailCheck.POST_PROCESSING else CallQueue()
+        self._queue = CallQueue(QUESTION_SIZES.get(check, WHOLE_TEXTS))
+        self._speed = Speed()
         self._closing = threading.Event()
         self._woken = -1
         """An event of the kernel; made with the thread."""
@@ -99,9 +103,11 @@ class CheckHost:
         # Of the present process.
         self._is_ready = False
         self._unavailable: str | None = None
-        self._asked: list[QueuedCall] = []
+        self._asked: list[Piece] = []
         self._asked_at_ms = 0
-        self._calls = 0
+        self._questions = 0
+        self._absent_since_ms: int | None = 0
+        """When the process ended, until the next one is ready; None while it is."""
         self._failures = 0
         """Processes that ended since one was last ready and answered."""
 
@@ -123,14 +129,15 @@ class CheckHost:
                 self._thread = threading.Thread(target=self._serve, name=f"check-{self.check}", daemon=True)
                 self._thread.start()
 
-    def submit(self, call: CheckCall, within_ms: int, done: Done) -> CheckFailure | None:
-        """Have this asked; ``done`` gets the answer. Returns a failure at once if it cannot be."""
+    def submit(self, tenant: str, call: CheckCall, within_ms: int, done: Done) -> CheckFailure | None:
+        """Have this asked in the tenant's turns; ``done`` gets the answer, once. Returns a failure at once if it cannot
+        be."""
         self.start()
         now_ms = _now_ms()
         with self._lock:
-            refusal = self._refusal()
+            refusal = self._refusal(tenant)
             if refusal is None:
-                self._queue.add(QueuedCall(call, done, now_ms, now_ms + within_ms))
+                self._queue.add(QueuedCall(tenant, call, done, now_ms, now_ms + within_ms))
                 os.eventfd_write(self._woken, 1)
         if refusal is not None:
             self._count_failure(refusal, 1)
@@ -145,12 +152,12 @@ class CheckHost:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def _refusal(self) -> CheckFailure | None:
+    def _refusal(self, tenant: str) -> CheckFailure | None:
         if self._closing.is_set():
             return ENDING
         if self._unavailable is not None:
             return UNAVAILABLE
-        return BUSY if self._queue.is_full else None
+        return BUSY if self._queue.is_full(tenant) else None
 
     def _serve(self) -> None:
         try:
@@ -167,6 +174,7 @@ class CheckHost:
         while not self._closing.is_set():
             end = self._live()
             self._is_ready = False
+            self._absent_since_ms = _now_ms()
             metrics.GUARDRAIL_READY.labels(check=self.check).set(0)
             if self._closing.is_set():
                 break
@@ -177,7 +185,7 @@ class CheckHost:
             self._after_death()
             self._rest(self._backoff.delay_s(self._failures, self._chance()))
         with self._lock:
-            left = [*self._asked, *self._queue.take_all()]
+            left = [*(piece.of for piece in self._asked), *self._queue.take_all()]
             self._asked = []
         self._fail(left, ENDING)
 
@@ -222,8 +230,9 @@ class CheckHost:
                 if now_ms - started_at_ms > self._limits.load_ms:
                     return EngineEnd(EndKind.HUNG, f"it was not loaded within {self._limits.load_ms / 1_000:.0f} s")
             elif self._asked:
-                if now_ms - self._asked_at_ms > self._limits.call_ms:
-                    return EngineEnd(EndKind.HUNG, f"it did not answer within {self._limits.call_ms / 1_000:.1f} s")
+                if now_ms - self._asked_at_ms > self._limits.question_ms:
+                    self._speed.given_up(*self._spent(now_ms))
+                    return EngineEnd(EndKind.HUNG, f"it did not answer within {self._limits.question_ms / 1_000:.1f} s")
             elif self._ask(channel, now_ms):
                 continue
             ready = wait([incoming, self._woken], _LOOK_EVERY_S)
@@ -235,15 +244,16 @@ class CheckHost:
         return None
 
     def _ask(self, channel: Channel, now_ms: int) -> bool:
+        room = self._speed.room(self._limits.question_ms * _QUESTION_PART)
         with self._lock:
-            self._asked = self._queue.next()
+            self._asked = self._queue.next(room)
         if not self._asked:
             return False
-        self._calls += 1
+        self._questions += 1
         self._asked_at_ms = now_ms
-        texts = tuple(text for one in self._asked for text in one.call.texts)
+        texts = tuple(piece.text for piece in self._asked)
         try:
-            channel.write(Ask(self._calls, texts, self._asked[0].call.context))
+            channel.write(Ask(self._questions, texts, self._asked[0].of.call.context))
         except UnicodeEncodeError:
             # Half a character: no check can look at it, and the process is not to blame.
             asked, self._asked = self._asked, []
@@ -253,34 +263,38 @@ class CheckHost:
     def _take(self, message: FromCheck) -> None:
         match message:
             case Ready():
-                with self._lock:
-                    self._queue.wait_from(_now_ms())
                 self._is_ready = True
+                self._absent_since_ms = None
                 self._unavailable = None
                 metrics.GUARDRAIL_READY.labels(check=self.check).set(1)
                 log.info("check_ready", check=self.check, seconds=message.seconds)
             case Unavailable():
                 self._unavailable = message.reason
-            case Found() if message.call_id == self._calls and self._asked:
+            case Found() if message.call_id == self._questions and self._asked:
+                cost, took_ms = self._spent(_now_ms())
+                self._speed.answered(cost, took_ms)
+                metrics.GUARDRAIL_SECONDS.labels(check=self.check).observe(took_ms / 1_000)
                 asked, self._asked = self._asked, []
-                took_s = (_now_ms() - self._asked_at_ms) / 1_000
-                metrics.GUARDRAIL_SECONDS.labels(check=self.check).observe(took_s)
                 if message.error is not None:
-                    log.warning("check_failed", check=self.check, error=message.error, calls=len(asked))
+                    log.warning("check_failed", check=self.check, error=message.error, texts=len(asked))
                     self._apart(asked, FAILED)
                     return
                 self._failures = 0
                 self._share_out(asked, message.answers)
 
-    def _share_out(self, asked: Sequence[QueuedCall], answers: Answers) -> None:
-        if sum(len(one.call.texts) for one in asked) != len(answers):
-            self._fail(asked, FAILED)
+    def _spent(self, now_ms: int) -> tuple[int, int]:
+        """Cost of the question, and the time since it was asked."""
+        return sum(piece.cost for piece in self._asked), now_ms - self._asked_at_ms
+
+    def _share_out(self, asked: Sequence[Piece], answers: Answers) -> None:
+        if len(asked) != len(answers):
+            self._fail([piece.of for piece in asked], FAILED)
             return
-        at = 0
-        for one in asked:
-            end = at + len(one.call.texts)
-            one.done(answers[at:end])
-            at = end
+        for piece, answer in zip(asked, answers, strict=True):
+            whole = piece.of.answered(piece, answer)
+            if whole is not None and not piece.of.is_over:
+                piece.of.is_over = True
+                piece.of.done(whole)
 
     def _after_death(self) -> None:
         asked, self._asked = self._asked, []
@@ -290,12 +304,12 @@ class CheckHost:
                 waiting = self._queue.take_all()
             self._fail(waiting, UNAVAILABLE)
 
-    def _apart(self, asked: Sequence[QueuedCall], failure: CheckFailure) -> None:
-        """Ask calls of a question that failed once more, each alone, so that the one at fault is found; one that was
-        alone already fails."""
-        failed = [one for one in asked if one.alone]
+    def _apart(self, asked: Sequence[Piece], failure: CheckFailure) -> None:
+        """Ask about the pieces of a question that failed once more, each alone, so that the one at fault is found; the
+        call of one that was alone already fails."""
+        failed = [piece.of for piece in asked if piece.alone]
         with self._lock:
-            self._queue.again([one for one in asked if not one.alone])
+            self._queue.again([piece for piece in asked if not piece.alone])
         self._fail(failed, failure)
 
     def _rest(self, seconds: float) -> None:
@@ -311,13 +325,19 @@ class CheckHost:
         # The first load may take long; one after a death must not hold up everything behind it.
         is_loading = not self._is_ready and not self._failures
         with self._lock:
-            late = self._queue.take_late(now_ms, self._limits.load_ms if is_loading else self._limits.wait_ms)
+            longest_wait_ms = self._limits.load_ms if is_loading else self._limits.wait_ms
+            late = self._queue.late(now_ms, self._absent_since_ms, longest_wait_ms)
         self._fail(late, LATE)
 
     def _fail(self, calls: Sequence[QueuedCall], failure: CheckFailure) -> None:
-        self._count_failure(failure, len(calls))
-        for one in calls:
-            one.done(failure)
+        failed = [call for call in dict.fromkeys(calls) if not call.is_over]
+        self._count_failure(failure, len(failed))
+        with self._lock:
+            for call in failed:
+                call.is_over = True
+                self._queue.remove(call)
+        for call in failed:
+            call.done(failure)
 
     def _count_failure(self, failure: CheckFailure, calls: int) -> None:
         if calls:

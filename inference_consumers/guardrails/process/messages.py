@@ -18,7 +18,7 @@ class Load(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ask(msgspec.Struct, frozen=True, tag=True):
-    """Look at these texts. The next follows when this one is answered."""
+    """Look at these texts, or pieces of texts. The next follows when this one is answered."""
 
     call_id: int
     texts: tuple[str, ...]

@@ -5,6 +5,8 @@ the entropy of something random (Shannon 1948), and neither be a placeholder nor
 """
 
 import math
+import re
+from base64 import urlsafe_b64decode
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -64,13 +66,30 @@ def _has_two_kinds(value: str) -> bool:
     return any(map(str.isdigit, value)) and any(map(str.isalpha, value))
 
 
+def _begins_as_jose_header(token: str) -> bool:
+    """Whether a token in base64url is a JSON object whose first name is one of RFC 7515, section 4.1, RFC 7516 or RFC
+    7519; a header that is still being written has its first name early."""
+    begin = token.split(".", 1)[0][:_HEADER_BEGIN]
+    return _JOSE_HEADER.match(urlsafe_b64decode(begin[: len(begin) // 4 * 4])) is not None
+
+
+_HEADER_BEGIN = 64
+_JOSE_HEADER = re.compile(
+    rb'\{\s*"(?:alg|enc|zip|typ|cty|kid|jku|jwk|x5u|x5c|x5t|x5t#S256|crit|epk|apu|apv|iv|tag|p2s)"'
+)
+
+_LINE_SIGNS = r"(?:[\s>|#*;\"'+,-]|\\+[nrt])*"
+"""Between the lines of a key that is quoted, commented out, written in code, or escaped."""
+_ARMOR_HEADERS = rf"(?:{_LINE_SIGNS}(?:\n|\\+n){_LINE_SIGNS}[A-Z][A-Za-z-]{{1,30}}:[^\n\\]{{0,200}})*"
+"""As "Proc-Type: 4,ENCRYPTED" (RFC 1421, section 4.6) and "Version: …" (RFC 9580, section 6.2.2)."""
+_KEY_END = r"-----END (?:[A-Z]{2,10} ){0,2}PRIVATE KEY(?: BLOCK)?-----"
+
 _RULES = (
     _Rule(
         "private_key",
         # To its end, or else over what can be the key; a text of prose behind a lone first line stays.
-        r"-----BEGIN (?:[A-Z]{2,10} ){0,2}PRIVATE KEY(?: BLOCK)?-----"
-        r"(?:[A-Za-z0-9+/=:,\s\\-]*?-----END (?:[A-Z]{2,10} ){0,2}PRIVATE KEY(?: BLOCK)?-----"
-        r"|(?:[\s\\nr]*[A-Za-z0-9+/=]{16,})*)",
+        rf"-----BEGIN (?:[A-Z]{{2,10}} ){{0,2}}PRIVATE KEY(?: BLOCK)?-----{_ARMOR_HEADERS}"
+        rf"(?:[A-Za-z0-9+/=:,\s\\>|#*;\"'-]*?{_KEY_END}|(?:{_LINE_SIGNS}[A-Za-z0-9+/=]{{16,}})*)",
     ),
     _Rule("aws_access_key", r"\b(?:AKIA|ASIA|ABIA|ACCA)[A-Z2-7]{16}\b"),
     _Rule("aws_secret_key", r"(?i)\baws.{0,20}?secret.{0,20}?[\s'\"=:]([A-Za-z0-9/+]{40})(?:[^A-Za-z0-9/+=]|$)"),
@@ -95,6 +114,8 @@ _RULES = (
     _Rule("telegram_token", r"\b\d{8,10}:AA[A-Za-z0-9_-]{33}\b"),
     _Rule("fairlane_key", r"\bfl_[0-9a-f]{16}_[A-Za-z0-9_-]{20,100}"),
     _Rule("jwt", r"\beyJ[A-Za-z0-9_-]{10,}\.eyJ[A-Za-z0-9_-]{10,}\.[A-Za-z0-9_-]{10,}"),
+    # From its header on, as long as it is being written; an encrypted one has five parts.
+    _Rule("jwt", r"\beyJ[A-Za-z0-9_-]{10,}(?:\.[A-Za-z0-9_-]+){0,4}", accepts=_begins_as_jose_header),
     _Rule(
         "url_password",
         r"\b[A-Za-z][A-Za-z0-9+.-]{1,30}://[^\s/:@'\"]{0,100}:([^\s/:@'\"]{3,200})@[A-Za-z0-9\[]",

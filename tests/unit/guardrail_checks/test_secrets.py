@@ -1,14 +1,20 @@
 """Keys and tokens, in the formats of their issuers. Those here were drawn at random."""
 
 import inspect
+import json
 import logging
 import random
 import string
+from base64 import urlsafe_b64encode
 
 import pytest
 
+from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule
+from fairlane.outcomes import GuardrailStage
 from fairlane_server.re2_patterns import check_pattern
 from inference_consumers.guardrails.check import CheckContext
+from inference_consumers.guardrails.examination import Examination
+from inference_consumers.guardrails.held_stream import HeldStream
 from inference_consumers.guardrails.secrets import _RULES, SecretsCheck, entropy_bits
 from tests.kit.cpu_time import cpu_time
 
@@ -57,6 +63,109 @@ def test_a_secret_with_characters_that_show_nothing_is_found() -> None:
     secret = SECRETS["github_token"]
     hidden = f"{secret[:10]}\u200b{secret[10:]}"
     assert found(f"use {hidden} now") == [("github_token", hidden)]
+
+
+ENCRYPTED = PRIVATE_KEY.replace("KEY-----\n", "KEY-----\nProc-Type: 4,ENCRYPTED\nDEK-Info: AES-128-CBC,ABCDEF\n\n", 1)
+ARMORED = (
+    "-----BEGIN PGP PRIVATE KEY BLOCK-----\nVersion: GnuPG v2.0.22 (GNU/Linux)\n"
+    f"Comment: https://gnupg.example/ & more!\n\n{KEY_BODY}\n=Ab1C\n-----END PGP PRIVATE KEY BLOCK-----"
+)
+WRITTEN_AS = {
+    "encrypted": ENCRYPTED,
+    "armored": ARMORED,
+    "quoted": "\n".join(f"> {line}" for line in ARMORED.splitlines()),
+    "quoted twice": "\n".join(f">> | {line}" for line in PRIVATE_KEY.splitlines()),
+    "commented out": "\n".join(f"# {line}" for line in PRIVATE_KEY.splitlines()),
+    "in a diff": "\n".join(f"+{line}" for line in ENCRYPTED.splitlines()),
+    "in code": " +\n".join(f'"{line}\\n"' for line in PRIVATE_KEY.splitlines()),
+    "escaped": ARMORED.replace("\n", "\\n"),
+    "escaped twice": PRIVATE_KEY.replace("\n", "\\\\n"),
+}
+
+
+@pytest.mark.parametrize("way", WRITTEN_AS)
+@pytest.mark.parametrize("part", ["whole", "without its end"])
+def test_a_private_key_is_found_to_its_end_however_its_lines_are_written(way: str, part: str) -> None:
+    key = WRITTEN_AS[way]
+    if part == "without its end":
+        key = key[: key.index("-----END")]
+    text = f"Look:\n{key} and prose behind it."
+    (hit,) = [hit for kind, hit in found(text) if kind == "private_key"]
+    assert [line for line in KEY_BODY.splitlines() if line not in hit] == []
+    assert "and prose" not in hit
+
+
+JWT_HEADERS = {
+    "signed": '{"alg":"HS256","typ":"JWT"}',
+    "with a certificate": f'{{"x5c": ["{drawn(800)}"], "alg": "RS256"}}',
+    "encrypted": '{"enc":"A256GCM","alg":"dir"}',
+}
+
+
+def encoded(text: str) -> str:
+    return urlsafe_b64encode(text.encode()).decode().rstrip("=")
+
+
+JWTS = {
+    name: f"{encoded(header)}.{encoded(json.dumps({'sub': drawn(300)}))}.{drawn(86)}"
+    for name, header in JWT_HEADERS.items()
+}
+
+
+@pytest.mark.parametrize("way", JWTS)
+def test_a_token_is_found_from_its_beginning_on(way: str) -> None:
+    token = JWTS[way]
+    for length in range(40, len(token)):
+        assert ("jwt", token[:length].rstrip(".")) in found(f"use {token[:length]}"), length
+
+
+def test_what_only_begins_as_a_token_is_none() -> None:
+    assert found(encoded('{"page":17,"after":"2024-05-01T10:00:00Z","size":50}')) == []
+
+
+LONG_BODY = "\n".join(drawn(64 - number) for number in range(25))
+LONG = {
+    **{way: key.replace(KEY_BODY, LONG_BODY) for way, key in (("plain", PRIVATE_KEY), ("encrypted", ENCRYPTED))},
+    "armored": ARMORED.replace(KEY_BODY, LONG_BODY),
+    "quoted": "\n".join(f"> {line}" for line in ARMORED.replace(KEY_BODY, LONG_BODY).splitlines()),
+}
+
+
+def streamed(text: str, step: int) -> str:
+    """What is released of an answer that is written in steps, with the rule to redact secrets."""
+    policy = GuardrailPolicy(output=(GuardrailRule("secrets", "redact", "closed"),))
+    stream = HeldStream(policy, "", 200)
+
+    def examined(examination: Examination) -> Examination:
+        while (call := examination.call()) is not None:
+            examination.answered(SecretsCheck().find(call.texts, call.context))
+        return examination
+
+    released = ""
+    for at in range(0, len(text), step):
+        stream.add(text[at : at + step])
+        while (window := stream.begin()) is not None:
+            examined(window)
+            released += stream.finish()
+            stream.resume()
+    return released + stream.rest(examined(Examination.of(GuardrailStage.OUTPUT, policy, (text,))))
+
+
+@pytest.mark.parametrize("way", LONG)
+@pytest.mark.parametrize("step", [7, 64, 500])
+def test_no_line_of_a_private_key_is_streamed(way: str, step: int) -> None:
+    text = f"Here is the key that you asked for.\n{LONG[way]}\n{'Keep it safe. ' * 40}"
+    out = streamed(text, step)
+    assert [line for line in LONG_BODY.splitlines() if line in out or line[:16] in out] == []
+    assert out.endswith("Keep it safe. ")
+    assert "[private_key]" in out
+
+
+@pytest.mark.parametrize("way", JWTS)
+def test_no_part_of_a_token_is_streamed(way: str) -> None:
+    token = JWTS[way]
+    out = streamed(f"Use this one: {token} and no other. {'It is good. ' * 40}", 16)
+    assert out.startswith("Use this one: [jwt] and no other. ")
 
 
 @pytest.mark.parametrize(

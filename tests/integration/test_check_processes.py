@@ -64,7 +64,14 @@ class Asked:
 
     def ask(self, text: str, within_ms: int = 60_000, tenant: str = "acme") -> CheckFailure | None:
         call = CheckCall(self.host.check, CONTEXT, (text,))
-        return self.host.submit(tenant, call, within_ms, lambda answer: self.answers.put((text, answer)))
+
+        def done(answer: Answers | CheckFailure) -> None:
+            if isinstance(answer, CheckFailure):
+                self.answers.put((text, answer))
+            else:
+                self.answers.put((text, [one for one in answer if not isinstance(one, Processed)]))
+
+        return self.host.submit(tenant, call, within_ms, done)
 
     def next(self) -> tuple[str, Answers | CheckFailure]:
         return self.answers.get(timeout=WAIT_S)

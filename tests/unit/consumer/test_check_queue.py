@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.guardrails.check import CheckContext, Finding, QuestionSize
+from inference_consumers.guardrails.check import CheckContext, Finding, Processed, QuestionSize
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.call_queue import (
     LEAST_ROOM,
@@ -99,8 +99,10 @@ def test_a_long_text_is_cut_and_its_findings_are_where_they_are() -> None:
             at = piece.text.find("word1700 ")
             found = long.answered(piece, [Finding("A", at, at + 8, 1.0)] if at >= 0 else [])
     assert found is not None
-    (before, [hit]) = found
+    before, hits = found
     assert before == []
+    assert not isinstance(hits, Processed)
+    (hit,) = hits
     assert text[hit.start : hit.end] == "word1700"
 
 

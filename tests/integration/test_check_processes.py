@@ -200,6 +200,21 @@ def test_a_stopped_process_is_replaced_and_its_call_answered_by_the_next() -> No
         assert asked.host.pid != pid
 
 
+def test_a_process_that_is_stopped_while_it_gets_a_large_question_is_replaced_in_time() -> None:
+    with hosted() as asked:
+        asked.types("KEY")
+        pid = asked.host.pid
+        assert pid is not None
+        os.kill(pid, signal.SIGSTOP)
+        asked.ask("KEY" + " x" * (1 << 20))
+        asked.ask("of another", within_ms=300, tenant="other")
+        assert asked.next() == ("of another", LATE), "its own limit goes on"
+        _, answer = asked.next()
+        assert not isinstance(answer, CheckFailure)
+        assert [one.type for one in answer[0]] == ["secrets_type"]
+        assert asked.host.pid != pid
+
+
 def test_a_check_that_cannot_be_loaded_fails_every_call() -> None:
     with hosted(MISSING, backoff=Backoff(first_s=60, longest_s=60)) as asked:
         if asked.ask("a") is None:

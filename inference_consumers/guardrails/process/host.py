@@ -18,10 +18,10 @@ from fairlane.frozen import frozen_dataclass
 from fairlane.logs import get_logger
 from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_of
-from inference_consumers.engine_process.messages import Channel
 from inference_consumers.guardrails.decision import Answers, CheckFailure
 from inference_consumers.guardrails.examination import CheckCall
 from inference_consumers.guardrails.process.call_queue import CallQueue, Done, Piece, QueuedCall, Speed
+from inference_consumers.guardrails.process.line import Line
 from inference_consumers.guardrails.process.messages import (
     OUT_OF_MEMORY_STATUS,
     Ask,
@@ -198,10 +198,10 @@ class CheckHost:
             )
         except OSError as error:
             return EngineEnd(EndKind.EXITED, f"{self._python} cannot be started: {error.strerror}")
-        self._process = process
+        self._process, line = process, Line(channel)
         try:
-            channel.write(Load(self.check, self._models_dir, self._limits.memory_bytes))
-            killed = self._talk(channel)
+            line.send(Load(self.check, self._models_dir, self._limits.memory_bytes))
+            killed = self._talk(line)
         except (EOFError, OSError):
             killed = None
         except msgspec.DecodeError as error:
@@ -213,16 +213,16 @@ class CheckHost:
         kill_child(process)
         status = process.wait(_END_TIMEOUT_S)
         self._process = None
-        channel.close()
+        line.close()
         if killed is None and status == OUT_OF_MEMORY_STATUS:
             allowed = f"{self._limits.memory_bytes >> 20} MiB beyond what it has when it is loaded"
             return EngineEnd(EndKind.OUT_OF_MEMORY, f"it needed more memory than {allowed}")
         return killed or end_of(status, kernel_killed=False)
 
-    def _talk(self, channel: Channel) -> EngineEnd | None:
+    def _talk(self, line: Line) -> EngineEnd | None:
         """Ask and listen. Returns why the process must end, None at the end of the host. Raises EOFError or OSError
         when the process is gone."""
-        started_at_ms, incoming = _now_ms(), channel.fileno()
+        started_at_ms = _now_ms()
         while not self._closing.is_set():
             now_ms = _now_ms()
             self._expire(now_ms)
@@ -233,17 +233,16 @@ class CheckHost:
                 if now_ms - self._asked_at_ms > self._limits.question_ms:
                     self._speed.given_up(*self._spent(now_ms))
                     return EngineEnd(EndKind.HUNG, f"it did not answer within {self._limits.question_ms / 1_000:.1f} s")
-            elif self._ask(channel, now_ms):
+            elif self._ask(line, now_ms):
                 continue
-            ready = wait([incoming, self._woken], _LOOK_EVERY_S)
-            if self._woken in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._woken)
-            if incoming in ready:
-                self._take(from_check.decode(channel.read()))
+            messages = line.exchange(_LOOK_EVERY_S, self._woken)
+            with contextlib.suppress(BlockingIOError):
+                os.eventfd_read(self._woken)
+            for message in messages:
+                self._take(from_check.decode(message))
         return None
 
-    def _ask(self, channel: Channel, now_ms: int) -> bool:
+    def _ask(self, line: Line, now_ms: int) -> bool:
         room = self._speed.room(self._limits.question_ms * _QUESTION_PART)
         with self._lock:
             self._asked = self._queue.next(room)
@@ -253,7 +252,7 @@ class CheckHost:
         self._asked_at_ms = now_ms
         texts = tuple(piece.text for piece in self._asked)
         try:
-            channel.write(Ask(self._questions, texts, self._asked[0].of.call.context))
+            line.send(Ask(self._questions, texts, self._asked[0].of.call.context))
         except UnicodeEncodeError:
             # Half a character: no check can look at it, and the process is not to blame.
             asked, self._asked = self._asked, []

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from fairlane_server.re2_patterns import matches
+from fairlane_server.re2_patterns import MOST_MATCHES, matches
 from inference_consumers.guardrails.check import CheckContext, Finding
 from inference_consumers.guardrails.normalization import normalized
 from inference_consumers.guardrails.spans import joined
@@ -13,13 +13,20 @@ PATTERN, DENIED_WORD = "pattern", "denied_word"
 # A word, or one sign: "c++" is not found in "c".
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 
-_Phrases = dict[str, tuple[tuple[str, ...], ...]]
-"""Phrases by their first token; each is what follows it."""
+_Token = tuple[str, int, int]
+"""In lower case, with its start and end."""
+
+
+class _Node(dict[str, "_Node"]):
+    """What may follow a sequence of tokens in a denied phrase: a node of a trie."""
+
+    is_phrase = False
+    """Whether the sequence is a phrase."""
 
 
 class PatternsCheck:
     """Searches the normalized text. Denied words match whole words in any case; those of several words match across
-    any white space. Takes time linear in the text for each pattern."""
+    any white space. Takes time linear in the text for each pattern, and for the longest phrase."""
 
     name = "patterns"
 
@@ -39,22 +46,40 @@ def _matches(text: str, patterns: Sequence[str]) -> Iterator[Finding]:
             yield Finding(PATTERN, start, end, 1.0)
 
 
-def _denied(text: str, phrases: _Phrases) -> Iterator[Finding]:
+def _denied(text: str, phrases: _Node) -> Iterator[Finding]:
+    """The longest phrase that begins at each place. Behind MOST_MATCHES the rest of the text is one."""
     if not phrases:
         return
     tokens = [(match[0].casefold(), match.start(), match.end()) for match in _TOKEN.finditer(text)]
-    for place, (first, start, _) in enumerate(tokens):
-        for rest in phrases.get(first, ()):
-            following = tokens[place + 1 : place + 1 + len(rest)]
-            if tuple(token for token, _, _ in following) == rest:
-                yield Finding(DENIED_WORD, start, (following or tokens[place : place + 1])[-1][2], 1.0)
+    count = 0
+    for place, (_, start, _) in enumerate(tokens):
+        end = _longest(tokens, place, phrases)
+        if end is None:
+            continue
+        count += 1
+        if count > MOST_MATCHES:
+            yield Finding(DENIED_WORD, start, len(text), 1.0)
+            return
+        yield Finding(DENIED_WORD, start, end, 1.0)
+
+
+def _longest(tokens: Sequence[_Token], place: int, phrases: _Node) -> int | None:
+    """Where the longest phrase that begins at this token ends."""
+    end, node = None, phrases
+    while place < len(tokens) and (following := node.get(tokens[place][0])) is not None:
+        node = following
+        if node.is_phrase:
+            end = tokens[place][2]
+        place += 1
+    return end
 
 
 @lru_cache(maxsize=64)
-def _phrases(words: tuple[str, ...]) -> _Phrases:
-    found: dict[str, set[tuple[str, ...]]] = {}
+def _phrases(words: tuple[str, ...]) -> _Node:
+    root = _Node()
     for word in words:
-        tokens = tuple(match[0].casefold() for match in _TOKEN.finditer(normalized(word).text))
-        if tokens:
-            found.setdefault(tokens[0], set()).add(tokens[1:])
-    return {first: tuple(rests) for first, rests in found.items()}
+        node = root
+        for match in _TOKEN.finditer(normalized(word).text):
+            node = node.setdefault(match[0].casefold(), _Node())
+        node.is_phrase = node is not root
+    return root

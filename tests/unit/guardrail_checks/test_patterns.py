@@ -77,6 +77,35 @@ def test_denied_words_are_whole_words_in_any_case(text: str, hits: list[str]) ->
     assert found(text, words=("Project Falcon", "c++", "straße", " ")) == [("denied_word", hit) for hit in hits]
 
 
+@pytest.mark.parametrize(
+    "words",
+    [tuple(f"the {number}" for number in range(500)), tuple("the " * (number + 1) for number in range(25))],
+    ids=["one first word", "one word again and again"],
+)
+def test_no_denied_words_take_long(words: tuple[str, ...]) -> None:
+    """As many words, and as long ones, as a policy may have."""
+    with cpu_time() as time:
+        found("the " * 62_500, words=words)
+        found("the 7 " * 40_000, words=words)
+    assert time.spent_s < 5
+
+
+def test_behind_the_most_denied_words_all_of_the_text_is_one() -> None:
+    text = "red or " * (MOST_MATCHES + 500)
+    hits = found(text, words=("red",))
+    assert len(hits) == MOST_MATCHES + 1
+    assert hits[-1] == ("denied_word", text[7 * MOST_MATCHES :])
+
+
+def test_the_longest_phrase_is_found_whole() -> None:
+    words = ("red", "red green blue", "green", "blue sky")
+    assert found("a red green sky, a red green blue sky", words=words) == [
+        ("denied_word", "red"),
+        ("denied_word", "green"),
+        ("denied_word", "red green blue sky"),
+    ]
+
+
 @given(st.lists(st.sampled_from(["red", "green", "blue", "Red Green"]), max_size=12))
 def test_every_occurrence_of_a_denied_word_is_found(parts: list[str]) -> None:
     text = " ".join(parts)

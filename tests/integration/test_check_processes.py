@@ -62,16 +62,11 @@ class Asked:
         self.host = host
         self.answers: queue.SimpleQueue[tuple[str, Answers | CheckFailure]] = queue.SimpleQueue()
 
-    def ask(self, text: str, within_ms: int = 60_000, tenant: str = "acme") -> CheckFailure | None:
-        call = CheckCall(self.host.check, CONTEXT, (text,))
-
-        def done(answer: Answers | CheckFailure) -> None:
-            if isinstance(answer, CheckFailure):
-                self.answers.put((text, answer))
-            else:
-                self.answers.put((text, [one for one in answer if not isinstance(one, Processed)]))
-
-        return self.host.submit(tenant, call, within_ms, done)
+    def ask(
+        self, text: str, within_ms: int = 60_000, tenant: str = "acme", context: CheckContext = CONTEXT
+    ) -> CheckFailure | None:
+        call = CheckCall(self.host.check, context, (text,))
+        return self.host.submit(tenant, call, within_ms, lambda answer: self.answers.put((text, answer)))
 
     def next(self) -> tuple[str, Answers | CheckFailure]:
         return self.answers.get(timeout=WAIT_S)
@@ -211,6 +206,7 @@ def test_a_process_that_is_stopped_while_it_gets_a_large_question_is_replaced_in
         assert asked.next() == ("of another", LATE), "its own limit goes on"
         _, answer = asked.next()
         assert not isinstance(answer, CheckFailure)
+        assert not isinstance(answer[0], Processed)
         assert [one.type for one in answer[0]] == ["secrets_type"]
         assert asked.host.pid != pid
 
@@ -265,6 +261,7 @@ def test_a_long_text_is_asked_about_in_pieces_and_delays_no_other_tenant_to_its_
         assert first == "MAIL of another"
         _, answer = asked.next()
         assert not isinstance(answer, CheckFailure)
+        assert not isinstance(answer[0], Processed)
         assert [text[one.start : one.end] for one in answer[0]] == ["MAIL1", "MAIL2", "MAIL3"]
         assert asked.host.pid == pid
 
@@ -300,7 +297,7 @@ def test_the_process_gets_no_setting_and_its_streams_lead_nowhere(monkeypatch: p
 
 def test_answers_are_processed_in_a_process_each_for_itself() -> None:
     wanted = PostProcessing(trim=True, json_schema='{"required": ["a"]}')
-    with hosted("post_processing", CheckLimits(call_ms=5_000, load_ms=20_000), module=MODULE) as asked:
+    with hosted("post_processing", CheckLimits(question_ms=5_000, load_ms=20_000), module=MODULE) as asked:
         for text in (' {"a": 1}', "{'a': 2,}", '{"b": 3}'):
             asked.ask(text, context=CheckContext(post_processing=wanted))
         answers = dict(asked.next() for _ in range(3))

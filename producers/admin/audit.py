@@ -20,19 +20,15 @@ from producers.admin.deps import (
     Cursor,
     Limit,
     Owner,
-    Page,
     Since,
     Until,
     ms_of,
-    page_of,
 )
 from producers.admin.problems import READING, answered_errors
 from producers.gateway.identity.identity import Identity
-from producers.gateway.native.cursors import Cursors, not_a_cursor
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.cursors import Cursors
+from producers.gateway.native.response_bodies import Page, ResponseBody, page_of
 from producers.gateway.openapi import answered
-
-_LARGEST_ID = 2**63 - 1
 
 
 class EventAnswer(ResponseBody):
@@ -92,11 +88,12 @@ def router(deps: AdminDeps) -> APIRouter:
         """Who changed what, the latest first."""
         wanted = EventFilter(tenant, event, by, ms_of(since), ms_of(until))
         query = (caller.tenant, tenant, event, by, wanted.since_ms, wanted.until_ms)
-        before = None if cursor is None else _cursors.decode(query, cursor)
-        if before is not None and not 0 <= before <= _LARGEST_ID:
-            raise not_a_cursor()
+        before = _cursors.decode(query, cursor)
         with answered_errors():
             found = await stores.calls.run(partial(stores.audit.list, wanted, before, limit + 1))
-        return page_of(found, limit, EventAnswer.model_validate, lambda last: _cursors.encode(query, last.event_id))
+        return page_of(
+            *(Page[EventAnswer], found, limit, EventAnswer.model_validate),
+            lambda last: _cursors.encode(query, last.event_id),
+        )
 
     return api

@@ -16,12 +16,13 @@ from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.dead_letters.bulk import TOPICS, Cut, DeadLetters, ReplayResult
 from fairlane_server.dead_letters.selection import OffsetRange, Selection
 from producers.admin.blocking import Serial
-from producers.admin.deps import AT_MS, AdminDeps, Cursor, Limit, Page, Since, Until, answer, ms_of
+from producers.admin.deps import AT_MS, AdminDeps, Cursor, Limit, Since, Until, ms_of
 from producers.admin.fields import TimeField, TopicField
 from producers.admin.problems import CHANGING, READING, READING_ONE, answered_errors, not_found
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors, not_a_cursor
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.response_bodies import Page, ResponseBody
+from producers.gateway.native.response_bodies import answered as answer
 from producers.gateway.openapi import EXAMPLE_ID, answered, taking
 from producers.gateway.sending import body_of
 from producers.openai_api.body import parse
@@ -201,7 +202,8 @@ def _add_reading(api: APIRouter, deps: AdminDeps, office: DeadLetterOffice, call
         a page may be short, or empty, and have a next one."""
         selection = Selection(tenant, model, exception, request_id, ms_of(since), ms_of(until))
         query = (caller.tenant, topic, tenant, model, exception, request_id, selection.since_ms, selection.until_ms)
-        begin = None if cursor is None else _place(_cursors.decode(query, cursor))
+        place = _cursors.decode(query, cursor)
+        begin = None if place is None else _place(place)
         with answered_errors():
             found = await calls.run(partial(office.page, topic, selection, begin, limit))
         following = None if found.following is None else _cursors.encode(query, found.following)

@@ -1,12 +1,10 @@
 """Dependencies of the admin routes, and parameters that they share."""
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Annotated, Any
 
 from fastapi import Depends, Query
 from pydantic import AwareDatetime
-from starlette.responses import Response
 
 from fairlane.names import TENANT_PATTERN
 from fairlane_server.administration.events import AdminAudit
@@ -16,15 +14,11 @@ from fairlane_server.api_keys.permissions import OF_DEPLOYMENT, Permission
 from producers.admin.blocking import Serial
 from producers.gateway.identity.identity import Authenticate, Identity, require
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS
-from producers.gateway.native.response_bodies import ResponseBody
 
 PREFIX = "/v1/admin"
 MOST_OF_PAGE = 100
 EXAMPLE_KEY_ID = "0123456789abcdef"
 AT_MS = 1_760_000_000_000
-
-ItemT = TypeVar("ItemT")
-FoundT = TypeVar("FoundT")
 
 Limit = Annotated[int, Query(ge=1, le=MOST_OF_PAGE, description="Most items of a page")]
 Cursor = Annotated[
@@ -59,14 +53,6 @@ class AdminDeps:
         return Depends(require(self.authenticate, permission))
 
 
-class Page(ResponseBody, Generic[ItemT]):
-    """A page of a list; `next_cursor` is that of the next one."""
-
-    data: tuple[ItemT, ...]
-    has_more: bool
-    next_cursor: str | None = None
-
-
 def author_of(caller: Identity) -> Author:
     """The caller as author of a change."""
     return Author(caller.requested_by, frozenset(one for one in OF_DEPLOYMENT if caller.may(one)))
@@ -75,17 +61,3 @@ def author_of(caller: Identity) -> Author:
 def ms_of(at: AwareDatetime | None) -> int | None:
     """Milliseconds since the epoch."""
     return None if at is None else round(at.timestamp() * 1_000)
-
-
-def page_of(
-    found: Sequence[FoundT], limit: int, to_answer: Callable[[FoundT], ItemT], cursor_of: Callable[[FoundT], str]
-) -> Response:
-    """The first ``limit`` items as a page; a further one means that there is another page."""
-    shown, has_more = found[:limit], len(found) > limit
-    following = cursor_of(shown[-1]) if has_more else None
-    return answer(Page[Any](data=tuple(map(to_answer, shown)), has_more=has_more, next_cursor=following))
-
-
-def answer(body: ResponseBody, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """A body as JSON that no cache may keep: it may hold a key, or what only this caller may read."""
-    return Response(body.as_json(), status, {"cache-control": "no-store", **(headers or {})}, "application/json")

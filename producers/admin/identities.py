@@ -12,7 +12,6 @@ from fairlane_server.api_keys.key_store import (
     MOST_NAME_CHARACTERS,
     MOST_SUBJECT_CHARACTERS,
     IssuedKey,
-    User,
 )
 from fairlane_server.api_keys.permissions import Permission
 from producers.admin.deps import (
@@ -23,16 +22,14 @@ from producers.admin.deps import (
     Cursor,
     Limit,
     Owner,
-    Page,
-    answer,
     author_of,
-    page_of,
 )
 from producers.admin.fields import PermissionField, RoleField, ScopeField
 from producers.admin.problems import CHANGING, READING, answered_errors
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.response_bodies import Page, ResponseBody, page_of
+from producers.gateway.native.response_bodies import answered as answer
 from producers.gateway.openapi import answered, taking
 from producers.gateway.sending import body_of
 from producers.openai_api.body import parse
@@ -150,10 +147,13 @@ def _add_keys(api: APIRouter, deps: AdminDeps) -> None:
     ) -> Response:
         """Keys by owner, the oldest first."""
         query = (caller.tenant, tenant, ended)
-        after = None if cursor is None else _key_cursors.decode(query, cursor)
+        after = _key_cursors.decode(query, cursor)
         with answered_errors():
             found = await stores.calls.run(partial(stores.keys.list, tenant, ended=ended, most=limit + 1, after=after))
-        return page_of(found, limit, KeyAnswer.model_validate, lambda last: _key_cursors.encode(query, last.key_id))
+        return page_of(
+            *(Page[KeyAnswer], found, limit, KeyAnswer.model_validate),
+            lambda last: _key_cursors.encode(query, last.key_id),
+        )
 
     @api.post(
         "/keys",
@@ -213,14 +213,13 @@ def _add_users(api: APIRouter, deps: AdminDeps) -> None:
     async def list_users(caller: Reader, tenant: Owner = None, limit: Limit = 50, cursor: Cursor = None) -> Response:
         """Users that have an entry, by owner and name. Others have the permissions of their tokens."""
         query = (caller.tenant, tenant)
-        after = None if cursor is None else _user_cursors.decode(query, cursor)
+        after = _user_cursors.decode(query, cursor)
         with answered_errors():
             found = await stores.calls.run(partial(stores.keys.users, tenant, limit + 1, after))
-
-        def cursor_of(last: User) -> str:
-            return _user_cursors.encode(query, (last.tenant, last.subject))
-
-        return page_of(found, limit, UserAnswer.model_validate, cursor_of)
+        return page_of(
+            *(Page[UserAnswer], found, limit, UserAnswer.model_validate),
+            lambda last: _user_cursors.encode(query, (last.tenant, last.subject)),
+        )
 
     @api.put(
         "/users",

@@ -12,11 +12,12 @@ from fairlane_server.administration.observer import Observer
 from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
 from producers.admin.blocking import Serial
-from producers.admin.deps import AT_MS, AdminDeps, Cursor, Limit, Page, answer, page_of
+from producers.admin.deps import AT_MS, AdminDeps, Cursor, Limit
 from producers.admin.problems import READING, answered_errors
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.response_bodies import Page, ResponseBody, page_of
+from producers.gateway.native.response_bodies import answered as answer
 from producers.gateway.openapi import answered
 
 
@@ -63,13 +64,12 @@ def router(deps: AdminDeps, observer: Observer, calls: Serial) -> APIRouter:
     @api.get("/models", responses=answered(page, "A page") | READING)
     async def list_models(caller: ModelReader, limit: Limit = 50, cursor: Cursor = None) -> Response:
         """The published models with their pools, by name. `fairlane models apply` changes them."""
-        after = "" if cursor is None else _cursors.decode(caller.tenant, cursor)
+        after = _cursors.decode(caller.tenant, cursor) or ""
         with answered_errors():
             published: dict[str, Any] = await calls.run(observer.models)
-        found = sorted(name for name in published if name > after)[: limit + 1]
+        found = sorted(name for name in published if name > after)
         return page_of(
-            found,
-            limit,
+            *(Page[ModelAnswer], found, limit),
             lambda name: ModelAnswer(model=name, version=published[name]),
             lambda last: _cursors.encode(caller.tenant, last),
         )

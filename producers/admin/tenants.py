@@ -14,11 +14,12 @@ from fairlane_server.administration.tenants import TenantChange, Tenants, etag_o
 from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.control.tenants_file import API, tenant_document, tenant_of_json
 from fairlane_server.yaml_config import ConfigError
-from producers.admin.deps import EXAMPLE_KEY_ID, AdminDeps, Cursor, Limit, Page, answer, author_of, page_of
+from producers.admin.deps import EXAMPLE_KEY_ID, AdminDeps, Cursor, Limit, author_of
 from producers.admin.problems import CHANGING_TENANTS, READING, READING_ONE, answered_errors, not_found
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.response_bodies import Page, ResponseBody, page_of
+from producers.gateway.native.response_bodies import answered as answer
 from producers.gateway.openapi import answered
 from producers.gateway.sending import body_of
 from producers.openai_api.body import MOST_VALUES, has_too_many_values
@@ -83,13 +84,12 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
     @api.get("/tenants", responses=answered(page, "A page") | READING)
     async def list_tenants(caller: Reader, limit: Limit = 50, cursor: Cursor = None) -> Response:
         """The published tenants, by name."""
-        after = "" if cursor is None else _cursors.decode(caller.tenant, cursor)
+        after = _cursors.decode(caller.tenant, cursor) or ""
         with answered_errors():
             published = await calls.run(tenants.read)
-        found = sorted(name for name in published if name > after)[: limit + 1]
+        found = sorted(name for name in published if name > after)
         return page_of(
-            found,
-            limit,
+            *(Page[TenantAnswer], found, limit),
             lambda name: _answer_of(name, published[name]),
             lambda last: _cursors.encode(caller.tenant, last),
         )

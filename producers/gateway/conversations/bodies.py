@@ -9,7 +9,7 @@ from fairlane_server.conversations.conversations import ConversationSummary
 from fairlane_server.conversations.turns import StoredTurn
 from fairlane_server.erasure.erasures import MOST_NAMES, Erasure, ErasureKind
 from fairlane_server.erasure.expiry import Expiry
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.response_bodies import Page, ResponseBody
 from producers.gateway.openapi import CREATED_S, EXAMPLE_ID
 from producers.openai_api.request_models import ClosedBody
 
@@ -35,12 +35,8 @@ class ConversationAnswer(ResponseBody):
         return cls(id=summary.conversation_id, turns=summary.turns, tokens=summary.tokens, **times)
 
 
-class ConversationPage(ResponseBody):
+class ConversationPage(Page[ConversationAnswer]):
     """Conversations by id."""
-
-    data: tuple[ConversationAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = None
 
 
 class TurnAnswer(ResponseBody):
@@ -58,12 +54,8 @@ class TurnAnswer(ResponseBody):
         return cls.model_validate(turn)
 
 
-class TurnsPage(ResponseBody):
+class TurnsPage(Page[TurnAnswer]):
     """Turns in their order; fewer than asked for where they are long."""
-
-    data: tuple[TurnAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = None
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=128)]
@@ -137,12 +129,8 @@ class ErasureAnswer(ResponseBody):
         )
 
 
-class ErasurePage(ResponseBody):
+class ErasurePage(Page[ErasureAnswer]):
     """Erasures, newest first, without their expiries."""
-
-    data: tuple[ErasureAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = None
 
 
 _CONVERSATION = ConversationAnswer(

@@ -13,7 +13,6 @@ from starlette.types import Receive, Scope, Send
 
 from fairlane_server.conversations.conversations import Conversations, TurnPage, TurnPlace
 from fairlane_server.erasure.erasures import Erasure, ErasureKind, is_erasure_id
-from fairlane_server.text import NUL
 from producers.gateway.conversations import bodies
 from producers.gateway.conversations.bodies import (
     ConversationAnswer,
@@ -26,8 +25,8 @@ from producers.gateway.conversations.bodies import (
 )
 from producers.gateway.conversations.deps import ERRORS, ConversationDeps, unknown_conversation, unknown_erasure
 from producers.gateway.identity.identity import Identity, Permission
-from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
-from producers.gateway.native.response_bodies import answered
+from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors
+from producers.gateway.native.response_bodies import answered, page_of
 from producers.gateway.openapi import EXAMPLE_ID, READ_STATUSES, Responses, errors, taking
 from producers.gateway.openapi import answered as documented
 from producers.gateway.sending import body_of
@@ -38,7 +37,6 @@ MOST_OF_PAGE = 100
 MOST_TURNS_OF_PAGE = 50
 _EXPORTED_AT_ONCE = 50
 _MOST_ID_CHARS = 128
-_LARGEST_INT = 2**63 - 1
 
 ConversationId = Annotated[str, Path(description="Id of the conversation", examples=[bodies.CONVERSATION_ID])]
 ErasureId = Annotated[str, Path(description="Id of the erasure", examples=[bodies.ERASURE_ID])]
@@ -71,13 +69,12 @@ def _add_reading(api: APIRouter, deps: ConversationDeps) -> None:
     async def list_conversations(caller: Reader, limit: Limit = 20, cursor: Cursor = None) -> Response:
         """Conversations by id, with their numbers of turns; not what was said."""
         query = (caller.tenant, "conversations")
-        behind = "" if cursor is None else _names.decode(query, cursor)
-        if NUL in behind:
-            raise not_a_cursor()
+        behind = _names.decode(query, cursor) or ""
         found = await deps.of_conversations(caller, lambda store: store.page(behind, limit + 1))
-        shown = tuple(map(ConversationAnswer.of, found[:limit]))
-        next_cursor = _names.encode(query, shown[-1].id) if len(found) > limit else None
-        return answered(ConversationPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor))
+        return page_of(
+            *(ConversationPage, found, limit, ConversationAnswer.of),
+            lambda last: _names.encode(query, last.conversation_id),
+        )
 
     @api.get(
         "/conversations/{conversation_id}",
@@ -89,9 +86,7 @@ def _add_reading(api: APIRouter, deps: ConversationDeps) -> None:
     ) -> Response:
         """Turns of a conversation, the first one first."""
         query = (caller.tenant, "turns", _known(conversation_id))
-        behind = None if cursor is None else _turns.decode(query, cursor)
-        if behind is not None and (NUL in behind.request_id or max(map(abs, behind[:2])) > _LARGEST_INT):
-            raise not_a_cursor()
+        behind = _turns.decode(query, cursor)
         page = await deps.of_conversations(caller, lambda store: store.turns_behind(conversation_id, behind, limit))
         next_cursor = None if page.behind is None else _turns.encode(query, page.behind)
         data = tuple(map(TurnAnswer.of, page.turns))
@@ -154,15 +149,13 @@ def _add_erasing(api: APIRouter, deps: ConversationDeps) -> None:
     async def list_erasures(caller: Reader, limit: Limit = 20, cursor: Cursor = None) -> Response:
         """Erasures, newest first: who asked, when, and how much was deleted."""
         query = (caller.tenant, "erasures")
-        behind = None if cursor is None else _erasures.decode(query, cursor)
-        if behind is not None and (NUL in behind[1] or abs(behind[0]) > _LARGEST_INT):
-            raise not_a_cursor()
+        behind = _erasures.decode(query, cursor)
         found = await deps.of_erasures(caller, lambda store: store.page(behind, limit + 1))
-        shown, has_more = found[:limit], len(found) > limit
-        place = (shown[-1].requested_at_ms, shown[-1].erasure_id) if has_more else None
-        next_cursor = None if place is None else _erasures.encode(query, place)
-        data = tuple(ErasureAnswer.of(one, (), ()) for one in shown)
-        return answered(ErasurePage(data=data, has_more=has_more, next_cursor=next_cursor))
+        return page_of(
+            *(ErasurePage, found, limit),
+            lambda one: ErasureAnswer.of(one, (), ()),
+            lambda last: _erasures.encode(query, (last.requested_at_ms, last.erasure_id)),
+        )
 
     @api.get("/erasures/{erasure_id}", summary="One erasure", responses=documented(bodies.ERASURE) | read)
     async def get_erasure(erasure_id: ErasureId, caller: Reader) -> Response:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from fairlane_server.retrieval.store import Collection
-from producers.gateway.native.response_bodies import ResponseBody
+from producers.gateway.native.response_bodies import Page, ResponseBody
 from producers.gateway.openapi import CREATED_S
 from producers.ingest.document import Document, DocumentStatus
 from producers.openai_api.request_models import ClosedBody
@@ -38,12 +38,8 @@ class CollectionAnswer(ResponseBody):
         return cls.model_validate(collection)
 
 
-class CollectionPage(ResponseBody):
+class CollectionPage(Page[CollectionAnswer]):
     """Collections by name."""
-
-    data: tuple[CollectionAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = None
 
 
 class DeletedCollection(ResponseBody):
@@ -82,12 +78,8 @@ class DocumentAnswer(ResponseBody):
         )
 
 
-class DocumentPage(ResponseBody):
+class DocumentPage(Page[DocumentAnswer]):
     """Documents by name."""
-
-    data: tuple[DocumentAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = None
 
 
 class DeletedDocument(ResponseBody):

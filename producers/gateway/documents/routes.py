@@ -10,7 +10,6 @@ from starlette.responses import Response
 
 from fairlane.names import is_name
 from fairlane_server.retrieval.store import CollectionExistsError, TooManyCollectionsError
-from fairlane_server.text import NUL
 from producers.gateway.documents import bodies
 from producers.gateway.documents.bodies import (
     CollectionAnswer,
@@ -33,8 +32,8 @@ from producers.gateway.documents.deps import (
 )
 from producers.gateway.documents.uploads import uploaded
 from producers.gateway.identity.identity import Identity, Permission
-from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
-from producers.gateway.native.response_bodies import answered
+from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors
+from producers.gateway.native.response_bodies import answered, page_of
 from producers.gateway.openapi import READ_STATUSES, errors, taking
 from producers.gateway.openapi import answered as documented
 from producers.gateway.pipeline.call_context import current
@@ -100,12 +99,13 @@ def _add_collections(api: APIRouter, deps: DocumentDeps) -> None:
     @api.get("", summary="The collections", responses=documented(bodies.COLLECTIONS, "A page") | read)
     def list_collections(tenant: Reader, limit: Limit = 20, cursor: Cursor = None) -> Response:
         """Collections by name, with their numbers of documents and passages."""
-        behind = _behind((tenant, "collections"), cursor)
+        query = (tenant, "collections")
+        behind = _cursors.decode(query, cursor) or ""
         with deps.collections() as store:
-            found = [one for one in store.list(tenant) if one.name > behind][: limit + 1]
-        shown = tuple(map(CollectionAnswer.of, found[:limit]))
-        next_cursor = _cursors.encode((tenant, "collections"), shown[-1].name) if len(found) > limit else None
-        return answered(CollectionPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor))
+            found = [one for one in store.list(tenant) if one.name > behind]
+        return page_of(
+            *(CollectionPage, found, limit, CollectionAnswer.of), lambda last: _cursors.encode(query, last.name)
+        )
 
     @api.get("/{collection}", summary="One collection", responses=documented(bodies.COLLECTION) | read)
     def get_collection(collection: CollectionName, tenant: Reader) -> Response:
@@ -155,12 +155,10 @@ def _add_documents(api: APIRouter, deps: DocumentDeps) -> None:
     ) -> Response:
         """Documents by name, with their status; never their content."""
         query = (tenant, "documents", _known(collection))
-        behind = _behind(query, cursor)
+        behind = _cursors.decode(query, cursor) or ""
         with deps.documents(tenant) as store:
             found = store.page(collection, behind, limit + 1)
-        shown = tuple(map(DocumentAnswer.of, found[:limit]))
-        next_cursor = _cursors.encode(query, shown[-1].name) if len(found) > limit else None
-        return answered(DocumentPage(data=shown, has_more=next_cursor is not None, next_cursor=next_cursor))
+        return page_of(*(DocumentPage, found, limit, DocumentAnswer.of), lambda last: _cursors.encode(query, last.name))
 
     @api.get("/{collection}/documents/{document_id}", summary="One document", responses=documented(bodies.DONE) | read)
     def get_document(collection: CollectionName, document_id: DocumentId, tenant: Reader) -> Response:
@@ -214,16 +212,6 @@ def _known_document(document_id: str) -> str:
         raise unknown_document()
     current().object_id = document_id
     return document_id
-
-
-def _behind(query: tuple[str, ...], cursor: str | None) -> str:
-    """The name behind which a page begins. Raises GatewayError: 400."""
-    if cursor is None:
-        return ""
-    behind = _cursors.decode(query, cursor)
-    if NUL in behind:
-        raise not_a_cursor()
-    return behind
 
 
 def _upload_body() -> dict[str, Any]:

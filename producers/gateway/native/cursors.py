@@ -10,11 +10,13 @@ import msgspec
 
 from fairlane.outcomes import Code
 from fairlane_server.caching.entries import UNREADABLE, Canonical, canonical
+from fairlane_server.text import NUL
 from producers.openai_api.errors import GatewayError
 
 MOST_CURSOR_CHARS = 4_096
 
 _QUERY_BYTES = 8
+_LARGEST_INT = 2**63 - 1
 
 PlaceT = TypeVar("PlaceT")
 
@@ -35,8 +37,11 @@ class Cursors(Generic[PlaceT]):
         raw = msgspec.msgpack.encode(_Cursor(_digest(query), place))
         return base64.urlsafe_b64encode(raw).decode().rstrip("=")
 
-    def decode(self, query: Canonical, cursor: str) -> PlaceT:
-        """The place in a cursor. Raises GatewayError: 400 for an invalid cursor, or one of another query."""
+    def decode(self, query: Canonical, cursor: str | None) -> PlaceT | None:
+        """The place in a cursor, whose texts and numbers Postgres can be asked with; None without a cursor. Raises
+        GatewayError: 400 for an invalid cursor, or one of another query."""
+        if cursor is None:
+            return None
         if len(cursor) > MOST_CURSOR_CHARS:
             raise not_a_cursor()
         try:
@@ -46,12 +51,28 @@ class Cursors(Generic[PlaceT]):
             raise not_a_cursor() from None
         if found.query != _digest(query):
             raise _refusal("belongs to another query: leave the other parameters as they were")
+        if not _fits(msgspec.to_builtins(found.place)):
+            raise not_a_cursor()
         return found.place
 
 
 def not_a_cursor() -> GatewayError:
     """400: it was not made here."""
     return _refusal("is no cursor")
+
+
+def _fits(part: object) -> bool:
+    """Whether Postgres can hold this: texts without NUL, and numbers of 64 bits."""
+    match part:
+        case str():
+            return NUL not in part
+        case int():
+            return abs(part) <= _LARGEST_INT
+        case dict():
+            return all(map(_fits, part.values()))
+        case list() | tuple():
+            return all(map(_fits, part))
+    return part is None
 
 
 def _digest(query: Canonical) -> bytes:

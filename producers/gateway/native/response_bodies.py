@@ -1,8 +1,8 @@
 """Response bodies of the native API."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
-from typing import Any, Self
+from typing import Any, Generic, Self, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
@@ -17,6 +17,9 @@ from producers.openai_api.errors import GatewayError
 
 PREFIX = "/v1"
 
+ItemT = TypeVar("ItemT")
+FoundT = TypeVar("FoundT")
+
 
 class ResponseBody(BaseModel):
     """Base of responses made from records; None is left out."""
@@ -26,6 +29,14 @@ class ResponseBody(BaseModel):
     def as_json(self) -> bytes:
         """The body. NaN and infinity become null."""
         return self.model_dump_json(exclude_none=True).encode()
+
+
+class Page(ResponseBody, Generic[ItemT]):
+    """A page of a list; `next_cursor` is that of the next one."""
+
+    data: tuple[ItemT, ...]
+    has_more: bool
+    next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
 
 
 class Links(ResponseBody):
@@ -137,12 +148,8 @@ class AcceptedAnswer(ResponseBody):
     links: Links
 
 
-class HistoryAnswer(ResponseBody):
+class HistoryAnswer(Page[EndedAnswer]):
     """A page of ended requests, newest first."""
-
-    data: tuple[EndedAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
 
 
 class UsageAnswer(ResponseBody):
@@ -175,12 +182,8 @@ class UsageAnswer(ResponseBody):
         return cls(**{name: getattr(one, name) for name in SUMS if name != "cost_nanos"}, cost=cost, **keys)
 
 
-class UsagePage(ResponseBody):
+class UsagePage(Page[UsageAnswer]):
     """A page of sums, in the order of the groups."""
-
-    data: tuple[UsageAnswer, ...]
-    has_more: bool
-    next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
 
 
 class BudgetState(ResponseBody):
@@ -325,6 +328,19 @@ _ASK_AGAIN_S = 1
 def answered(body: ResponseBody, status: int = 200, headers: dict[str, str] | None = None) -> Response:
     """The body as JSON, marked ``no-store``."""
     return _response(body.as_json(), status, headers or {})
+
+
+def page_of(
+    page: type[Page[ItemT]],
+    found: Sequence[FoundT],
+    limit: int,
+    to_answer: Callable[[FoundT], ItemT],
+    cursor_of: Callable[[FoundT], str],
+) -> Response:
+    """The first ``limit`` items as a page; a further one means that there is another page."""
+    shown, has_more = found[:limit], len(found) > limit
+    following = cursor_of(shown[-1]) if has_more else None
+    return answered(page(data=tuple(map(to_answer, shown)), has_more=has_more, next_cursor=following))
 
 
 def accepted(request_id: str, status: RequestState = RequestState.QUEUED) -> Response:

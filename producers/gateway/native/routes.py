@@ -17,7 +17,7 @@ from producers.gateway import openapi
 from producers.gateway.edge.error_responses import error_response
 from producers.gateway.identity.identity import Identity, Permission, permit, require
 from producers.gateway.native.budgets import add_budgets_route
-from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
+from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors
 from producers.gateway.native.deps import NativeDeps, checked_id, unknown_request
 from producers.gateway.native.events import add_event_routes
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
@@ -30,6 +30,7 @@ from producers.gateway.native.response_bodies import (
     classify_answer,
     ended_fields,
     not_yet,
+    page_of,
     rank_answer,
     result_answer,
     status_answer,
@@ -245,7 +246,6 @@ def _erased(request_id: str) -> GatewayError:
 
 RESULT_EXPIRED, RESULT_ERASED = "result_expired", "result_erased"
 """The gateway's own codes."""
-_LARGEST_INT = 2**63 - 1
 _cursors = Cursors(EndedCursor)
 
 
@@ -254,13 +254,9 @@ def cursor_of(tenant: str, wanted: EndedFilter, place: EndedCursor) -> str:
     return _cursors.encode(_query(tenant, wanted), place)
 
 
-def place_of(tenant: str, wanted: EndedFilter, cursor: str) -> EndedCursor:
-    """The place in a cursor. Raises GatewayError: 400 for an invalid cursor, or one of another filter."""
-    place = _cursors.decode(_query(tenant, wanted), cursor)
-    numbers = place.replied_at_ms, place.source_partition, place.source_offset
-    if any(abs(number) > _LARGEST_INT for number in numbers) or NUL in place.request_id + place.source_topic:
-        raise not_a_cursor()
-    return place
+def place_of(tenant: str, wanted: EndedFilter, cursor: str | None) -> EndedCursor | None:
+    """The place in a cursor, if there is one. Raises GatewayError: 400 for an invalid one, or one of another filter."""
+    return _cursors.decode(_query(tenant, wanted), cursor)
 
 
 def _query(tenant: str, wanted: EndedFilter) -> Canonical:
@@ -299,12 +295,12 @@ def _add_history(router: APIRouter, deps: NativeDeps) -> None:
             raise GatewayError(400, Code.INVALID, "holds a NUL character", field="model")
         since_ms, until_ms = (None if at is None else round(at.timestamp() * 1_000) for at in (since, until))
         wanted = EndedFilter(None if status is None else status.value, model, since_ms, until_ms)
-        behind = None if cursor is None else place_of(tenant, wanted, cursor)
-        found = await deps.results.ended(tenant, wanted, behind, limit + 1)
-        shown, has_more = found[:limit], len(found) > limit
-        next_cursor = cursor_of(tenant, wanted, _place(shown[-1])) if has_more else None
-        data = tuple(EndedAnswer.model_validate(ended_fields(one)) for one in shown)
-        return answered(HistoryAnswer(data=data, has_more=has_more, next_cursor=next_cursor))
+        found = await deps.results.ended(tenant, wanted, place_of(tenant, wanted, cursor), limit + 1)
+        return page_of(
+            *(HistoryAnswer, found, limit),
+            lambda one: EndedAnswer.model_validate(ended_fields(one)),
+            lambda last: cursor_of(tenant, wanted, _place(last)),
+        )
 
 
 def _place(recorded: RecordedReply) -> EndedCursor:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from datetime import date
 from enum import StrEnum
+from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query
@@ -15,7 +16,7 @@ from producers.gateway import openapi
 from producers.gateway.identity.identity import Identity, Permission, require
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors, not_a_cursor
 from producers.gateway.native.deps import NativeDeps
-from producers.gateway.native.response_bodies import UsageAnswer, UsagePage, answered
+from producers.gateway.native.response_bodies import UsageAnswer, UsagePage, page_of
 from producers.gateway.openapi import READING
 from producers.openai_api.errors import GatewayError
 
@@ -90,12 +91,12 @@ def add_usage_route(router: APIRouter, deps: NativeDeps) -> None:
             *map(str, (since, until)),
             *(f"{group}={value}" for group, value in query.only.items()),
         )
-        behind = None if cursor is None else _place(query, _cursors.decode(parts, cursor))
+        place = _cursors.decode(parts, cursor)
+        behind = None if place is None else _place(query, place)
         found = await deps.results.usage(tenant, query, behind, limit + 1)
-        shown, has_more = found[:limit], len(found) > limit
-        next_cursor = _cursors.encode(parts, shown[-1].place) if has_more else None
-        data = tuple(_answer(by, one) for one in shown)
-        return answered(UsagePage(data=data, has_more=has_more, next_cursor=next_cursor))
+        return page_of(
+            *(UsagePage, found, limit), partial(_answer, by), lambda last: _cursors.encode(parts, last.place)
+        )
 
 
 def _query(by: list[UsageGroup], since: date | None, until: date | None, only: Mapping[Group, str]) -> SumQuery:
@@ -113,7 +114,7 @@ def _query(by: list[UsageGroup], since: date | None, until: date | None, only: M
 
 def _place(query: SumQuery, place: tuple[str, ...]) -> tuple[str, ...]:
     """The place, if it can be one of this query. Raises GatewayError: 400."""
-    if len(place) != len(query.by) + 1 or any(NUL in part for part in place):
+    if len(place) != len(query.by) + 1:
         raise not_a_cursor()
     for group, part in zip(query.by, place, strict=False):
         if group in (Group.DAY, Group.MONTH):

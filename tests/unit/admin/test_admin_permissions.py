@@ -5,9 +5,12 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 from jsonschema_rs import Draft202012Validator
+from starlette.testclient import TestClient
 
 from fairlane.settings import Settings
 from fairlane_server.api_keys.permissions import OF_DEPLOYMENT
+from fairlane_server.caching.entries import Canonical
+from producers.gateway.native.cursors import Cursors
 from tests.kit.admin_kit import admin_api
 from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, routes_of, undeclared
 
@@ -56,3 +59,26 @@ def test_every_example_holds(app: FastAPI) -> None:
 def _contents(operation: dict[str, Any]) -> list[dict[str, Any]]:
     bodies = [operation.get("requestBody", {}), *operation["responses"].values()]
     return [content for body in bodies for content in body.get("content", {}).values() if "schema" in content]
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "place"),
+    [
+        ("keys", ("_deployment", None, False), "0123456789abcde\0"),
+        ("users", ("_deployment", None), ("acme", "u\0")),
+        ("audit", ("_deployment", None, None, None, None, None), 2**63),
+        ("tenants", "_deployment", "a\0"),
+        ("models", "_deployment", "m\0"),
+    ],
+)
+def test_a_cursor_that_postgres_cannot_hold_is_an_error_of_the_caller(
+    app: FastAPI, path: str, query: Canonical, place: object
+) -> None:
+    cursors: Cursors[object] = Cursors(object)
+    answer = TestClient(app).get(
+        f"/v1/admin/{path}",
+        params={"cursor": cursors.encode(query, place)},
+        headers={"authorization": "admin of the deployment"},
+    )
+    error = answer.json()["error"]
+    assert (answer.status_code, error["code"], error["field"]) == (400, "invalid", "cursor")

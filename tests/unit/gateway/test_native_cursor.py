@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from producers.gateway.native.cursors import MOST_CURSOR_CHARS
+from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors
 from producers.gateway.native.routes import cursor_of, place_of
 from producers.gateway.results.request_store import EndedCursor, EndedFilter
 from producers.openai_api.errors import GatewayError
@@ -42,6 +42,7 @@ def test_a_cursor_that_was_changed_never_breaks_anything(data: st.DataObject) ->
     changed = cursor[:at] + data.draw(st.characters(codec="ascii")) + cursor[at + 1 :]
     with suppress(GatewayError):
         place = place_of("acme", ANY, changed)
+        assert place is not None
         # Then it names another place, of the same caller's.
         assert "\0" not in place.request_id + place.source_topic
 
@@ -79,6 +80,24 @@ def test_what_no_row_can_have_is_refused(place: list[object]) -> None:
     except OverflowError:
         raw = b"\x93"
     refused(base64.urlsafe_b64encode(raw).decode())
+
+
+@pytest.mark.parametrize(
+    ("kind", "place"),
+    [
+        (str, "a\0b"),
+        (int, 2**63),
+        (int, -(2**63)),
+        (tuple[str, str], ("acme", "u\0")),
+        (tuple[int, str], (2**64 - 1, "x")),
+    ],
+)
+def test_what_postgres_cannot_hold_is_no_place_of_any_kind(kind: type, place: object) -> None:
+    made: Cursors[object] = Cursors(kind)
+    with pytest.raises(GatewayError) as caught:
+        made.decode("acme", made.encode("acme", place))
+    assert (caught.value.status, caught.value.field) == (400, "cursor")
+    assert made.decode("acme", None) is None
 
 
 def refused(text: str) -> None:

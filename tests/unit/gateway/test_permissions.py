@@ -31,7 +31,7 @@ from tests.kit.permission_matrix import ScriptedAuthenticator, deviations, route
 def app() -> FastAPI:
     with patch(
         "producers.gateway.app.authentication",
-        lambda *_parts: SimpleNamespace(authenticator=ScriptedAuthenticator(), login=None),
+        lambda *_parts: SimpleNamespace(authenticator=ScriptedAuthenticator(), users=None, sessions=None),
     ):
         return Gateway(Settings(redis_url=None, postgres_dsn="postgresql://nobody@127.0.0.1:1/none")).app
 

@@ -2,7 +2,7 @@
 erasure."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -170,8 +170,10 @@ def test_an_erased_conversation_stays_erased_when_the_projection_is_rebuilt(serv
         assert (erasure["status"], erasure["erased"]) == ("done", {"turns": 2, "results": 2})
         assert erasure["gone_by_ms"] > 1_000 * time.time()
         assert in_postgres(served, SECRET) == []
-        # Nor in the memory of this gateway, or in Redis. Decisions are kept: it looks as if the replies were to come.
-        assert [client.get(f"/v1/results/{one}").status_code for one in ids] == [202, 202]
+        # Nor in the memory of this gateway, or in Redis. Decisions are kept.
+        eventually(lambda: are_erased(client, ids), what="the end of the requests")
+        with served.client("b") as other:
+            assert [other.get(f"/v1/results/{one}").json()["error"]["code"] for one in ids] == ["unknown_request"] * 2
         recorder = served.pipeline.processes["recorder-1"]
         assert recorder.stop() == 0
         with connect(served.database.owner_dsn, "test") as connection:
@@ -181,8 +183,19 @@ def test_an_erased_conversation_stays_erased_when_the_projection_is_rebuilt(serv
         eventually(lambda: turns(client, "bills") == ["parrot"], what="the rebuilt projection")
         assert turns(client, "orders") == []
         assert in_postgres(served, SECRET) == []
+        eventually(lambda: are_erased(client, ids), what="their decisions, read again")
         said(served, client, "orders", "hello again")
         eventually(lambda: turns(client, "orders") == ["hello again"], what="the new turn")
+
+
+def are_erased(client: httpx.Client, request_ids: Sequence[str]) -> bool:
+    results = [client.get(f"/v1/results/{one}") for one in request_ids]
+    states = [client.get(f"/v1/requests/{one}").json() for one in request_ids]
+    return all(
+        (result.status_code, result.json().get("error", {}).get("code")) == (404, "result_erased")
+        and (state.get("status"), state.get("is_erased")) == ("done", True)
+        for result, state in zip(results, states, strict=True)
+    )
 
 
 def in_postgres(served: Served, word: str) -> list[str]:

@@ -393,7 +393,7 @@ class Settings(KafkaSettings):
     documents_max_passages: int = Field(1_000_000, ge=0)
     """Most passages per tenant; a document beyond it fails."""
     erasures_max_names: int = Field(250_000, ge=1)
-    """Most conversations and requests per tenant that are kept as erased, so that the log does not bring them back."""
+    """Most conversations and requests per tenant that its erasures of the last AUDIT_TTL_S name."""
     ingest_concurrency: int = Field(2, ge=1, le=32)
     """Documents that one process ingests at a time, each with a parser process of its own."""
     ingest_max_parse_s: float = Field(60.0, gt=0, le=3_600)

@@ -27,7 +27,7 @@ MOST_NAMES = 1_000
 STEP = 500
 """Turns, or requests, whose rows one step deletes."""
 MOST_ERASED_NAMES = 250_000
-"""Conversations and requests of a tenant that have tombstones."""
+"""Conversations and requests that the kept erasures of a tenant name. Each has a tombstone."""
 MOST_UNDER_WAY = 100
 """Erasures of a tenant that are not done, as while Redis is unavailable."""
 
@@ -60,7 +60,7 @@ class ErasureKind(StrEnum):
 
 
 class TooManyErasuresError(StoreError):
-    """A bound of the tenant is reached: nothing was recorded. ``is_lasting``: until its older tombstones expire."""
+    """A bound of the tenant is reached: nothing was recorded. ``is_lasting``: until its older erasures expire."""
 
     def __init__(self, message: str, *, is_lasting: bool) -> None:
         super().__init__(message)
@@ -100,8 +100,8 @@ class Erasures(Closing):
     """The erasures of one tenant. Every call raises StoreError; it is then unknown whether it was done."""
 
     def __init__(self, dsn: str, tenant: str, kept_ms: int, most_names: int = MOST_ERASED_NAMES) -> None:
-        """``kept_ms``: how long the recorder must not store what it reads of them again; ``most_names``: bound of the
-        tombstones that the tenant has. Raises ValueError for what cannot be a tenant's name."""
+        """``kept_ms``: how long the recorder must not store what it reads of them again; ``most_names``: bound of what
+        the kept erasures of the tenant name. Raises ValueError for what cannot be a tenant's name."""
         if not is_name(tenant):
             raise ValueError(f"no tenant can have the name {tenant!r}")
         self._tenant = tenant

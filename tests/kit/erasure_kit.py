@@ -66,7 +66,7 @@ class ErasureBench:
 
     Attributes:
         log: what the recorder read, in its order.
-        most_erased: most names of a tenant with tombstones.
+        most_erased: most names of a tenant's erasures.
         results: of the gateway whose client was used last.
     """
 

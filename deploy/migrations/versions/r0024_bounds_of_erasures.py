@@ -1,4 +1,4 @@
-"""Erasures of one tenant are bounded, stop the recorder for no longer than their commit takes, and reach replays."""
+"""Erasures of one tenant are bounded, stop the recorder for no longer than their tombstones take, and reach replays."""
 
 from deploy.migrations.statements import execute
 
@@ -13,7 +13,14 @@ CREATE INDEX conversation_turns_by_request ON conversation_turns (tenant, reques
 CREATE INDEX results_by_replayed ON results (tenant, replay_of) WHERE replay_of IS NOT NULL;
 """
 
-# Everything is written before the lock is taken: whoever waits for it waits for the commit alone.
+# Counted by the names that it was asked for: a listed erasure has no names any more when it is done.
+COUNT = """
+ALTER TABLE erasures ADD COLUMN named integer NOT NULL DEFAULT 0;
+CREATE INDEX erasures_named ON erasures (tenant, named);
+COMMENT ON COLUMN erasures.named IS 'how many conversations or requests it was asked for; 0: before they were counted';
+"""
+
+# Only the tombstones are written under the lock: the recorder writes some as well, and it has the lock then.
 REQUEST = f"""
 DROP FUNCTION request_erasure(text, text, text[], text, bigint);
 CREATE FUNCTION request_erasure(
@@ -24,9 +31,8 @@ LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $body$
 DECLARE
     owner text := acting_tenant();
     new_digests bytea[];
-    digest_kind text := CASE new_kind WHEN 'requests' THEN 'request' ELSE new_kind END;
     now_ms bigint;
-    latest_ms bigint;
+    until_ms bigint;
 BEGIN
     IF cardinality(new_names) NOT BETWEEN 1 AND 1000 THEN
         RAISE EXCEPTION 'an erasure names 1 to 1000' USING ERRCODE = 'invalid_parameter_value';
@@ -37,33 +43,30 @@ BEGIN
         RAISE EXCEPTION 'a tenant has at most % erasures under way', most_unfinished
             USING ERRCODE = 'program_limit_exceeded', CONSTRAINT = 'erasures_under_way';
     END IF;
-    SELECT array_agg(DISTINCT sha256(convert_to(name, 'UTF8'))) INTO new_digests FROM unnest(new_names) AS given (name);
-    IF (SELECT count(*) FROM erased WHERE tenant = owner) + cardinality(new_digests) - (
-        SELECT count(*) FROM erased WHERE tenant = owner AND kind = digest_kind AND digest = ANY(new_digests)
-    ) > most_names THEN
-        RAISE EXCEPTION 'a tenant has at most % names erased at a time', most_names
+    IF (SELECT coalesce(sum(named), 0) FROM erasures WHERE tenant = owner) + cardinality(new_names) > most_names THEN
+        RAISE EXCEPTION 'the erasures of a tenant that are kept name at most %', most_names
             USING ERRCODE = 'program_limit_exceeded', CONSTRAINT = 'erased_names';
     END IF;
+    SELECT array_agg(DISTINCT sha256(convert_to(name, 'UTF8'))) INTO new_digests FROM unnest(new_names) AS given (name);
     now_ms := floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint;
-    INSERT INTO erasures (erasure_id, tenant, kind, subject, names, requested_by, requested_at_ms)
+    INSERT INTO erasures (erasure_id, tenant, kind, subject, names, named, requested_by, requested_at_ms)
     VALUES (new_id, owner, new_kind, encode(sha256(convert_to(array_to_string(new_names, chr(10)), 'UTF8')), 'hex'),
-        new_names, new_requested_by, now_ms);
-    INSERT INTO erased (tenant, kind, digest, before_ms, kept_until_ms)
-    SELECT owner, digest_kind, one, now_ms, now_ms + kept_ms FROM unnest(new_digests) AS given (one)
-    ON CONFLICT (tenant, kind, digest) DO UPDATE SET before_ms = greatest(erased.before_ms, excluded.before_ms),
-        kept_until_ms = greatest(erased.kept_until_ms, excluded.kept_until_ms);
+        new_names, cardinality(new_names), new_requested_by, now_ms);
     PERFORM pg_advisory_xact_lock({ERASURE_LOCK});
+    until_ms := now_ms;
     IF new_kind = 'conversation' THEN
-        -- The broker's clock ordered the turns, and may be ahead. Those of recorders that were waited for are here.
-        SELECT max(latest.submitted_at_ms) INTO latest_ms FROM unnest(new_names) AS given (name) CROSS JOIN LATERAL (
+        -- The broker's clock ordered the turns, and may be ahead.
+        SELECT greatest(now_ms, max(latest.submitted_at_ms) + 1) INTO until_ms
+        FROM unnest(new_names) AS given (name) CROSS JOIN LATERAL (
             SELECT submitted_at_ms FROM conversation_turns WHERE tenant = owner AND conversation_id = given.name
             ORDER BY submitted_at_ms DESC LIMIT 1
         ) AS latest;
-        IF latest_ms >= now_ms THEN
-            UPDATE erased SET before_ms = greatest(before_ms, latest_ms + 1)
-            WHERE tenant = owner AND kind = digest_kind AND digest = ANY(new_digests);
-        END IF;
     END IF;
+    INSERT INTO erased (tenant, kind, digest, before_ms, kept_until_ms)
+    SELECT owner, CASE new_kind WHEN 'requests' THEN 'request' ELSE new_kind END, one, until_ms, now_ms + kept_ms
+    FROM unnest(new_digests) AS given (one)
+    ON CONFLICT (tenant, kind, digest) DO UPDATE SET before_ms = greatest(erased.before_ms, excluded.before_ms),
+        kept_until_ms = greatest(erased.kept_until_ms, excluded.kept_until_ms);
     RETURN now_ms;
 END $body$;
 REVOKE ALL ON FUNCTION request_erasure(text, text, text[], text, bigint, bigint, bigint) FROM PUBLIC;
@@ -120,4 +123,4 @@ END $body$;
 
 def upgrade() -> None:
     """Replace the functions; the rights on the new one are applied after the revisions."""
-    execute(INDICES, REQUEST, STEP)
+    execute(INDICES, COUNT, REQUEST, STEP)

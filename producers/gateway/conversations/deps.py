@@ -60,7 +60,7 @@ class ConversationDeps:
         transfers: slots of exports.
         families: of the topics.
         lives: how long copies live.
-        most_erased: most conversations and requests of a tenant that are kept as erased.
+        most_erased: most conversations and requests that the kept erasures of a tenant name.
         export_s: longest time of an export, in seconds.
     """
 

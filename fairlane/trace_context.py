@@ -19,7 +19,7 @@ _MOST_STATE_MEMBERS = 32
 _PARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _KEY = rb"[a-z0-9][a-z0-9_\-*/@]{0,255}"
 _VALUE = rb"[\x20-\x2b\x2d-\x3c\x3e-\x7e]{1,256}"
-_MEMBER = re.compile(rb"[ \t]*(?:" + _KEY + rb"=" + _VALUE + rb")?[ \t]*")
+_MEMBER = re.compile(_KEY + rb"=" + _VALUE)
 
 
 def trace_headers(given: Mapping[str, object] | Iterable[tuple[str, object]] | None) -> TraceHeaders:
@@ -43,8 +43,11 @@ def trace_headers(given: Mapping[str, object] | Iterable[tuple[str, object]] | N
 def _is_state(state: bytes) -> bool:
     if not 0 < len(state) <= _MOST_STATE_BYTES:
         return False
-    members = state.split(b",")
-    return len(members) <= _MOST_STATE_MEMBERS and all(_MEMBER.fullmatch(member) is not None for member in members)
+    # White space around members is not left to the expression, which would divide it in every way.
+    members = [member.strip(b" \t") for member in state.split(b",")]
+    return len(members) <= _MOST_STATE_MEMBERS and all(
+        _MEMBER.fullmatch(member) is not None for member in members if member
+    )
 
 
 _API = "opentelemetry.trace"

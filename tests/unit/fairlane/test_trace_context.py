@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from fairlane import headers
 from fairlane.trace_context import trace_headers
+from tests.kit.cpu_time import cpu_time
 
 PARENT = b"00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 STATE = b"congo=t61rcWkgMzE,rojo@eu=00f067aa0ba902b7"
@@ -57,6 +58,22 @@ def test_a_state_that_is_not_well_formed_is_left_out(state: bytes) -> None:
     assert trace_headers([(headers.TRACE_PARENT, PARENT), (headers.TRACE_STATE, state)]) == (
         (headers.TRACE_PARENT, PARENT),
     )
+
+
+@pytest.mark.parametrize("state", [b"a=1 , \tb=2\t", b" ,,a=1", b"a=b c", b" " * 512])
+def test_white_space_around_members_and_empty_ones_are_well_formed(state: bytes) -> None:
+    assert trace_headers([(headers.TRACE_PARENT, PARENT), (headers.TRACE_STATE, state)])[1:] == (
+        (headers.TRACE_STATE, state),
+    )
+
+
+@pytest.mark.parametrize("state", [b" " * 511 + b"\0", b"\t" * 511 + b"=", b"a=" + b" " * 509 + b"\0", b"a" * 512])
+def test_a_state_takes_little_time_however_it_is_made_up(state: bytes) -> None:
+    given_headers = [(headers.TRACE_PARENT, PARENT), (headers.TRACE_STATE, state)]
+    with cpu_time() as time:
+        for _ in range(500):
+            assert len(trace_headers(given_headers)) == 1
+    assert time.spent_s < 0.25
 
 
 def test_of_a_name_that_comes_twice_the_last_counts() -> None:

@@ -19,7 +19,7 @@ MOST_REPAIRED_CHARACTERS = 8_000
 """Of JSON that is broken; longer is refused, because the time of the repair is quadratic in some texts (1 s here)."""
 _LEAST_DEDUPLICATED = 20
 """Characters of a line or sentence that may not come twice in a row; shorter ones do on purpose ("No. No.")."""
-_TRAILING_SPACE = re.compile(r"[ \t]+$", re.MULTILINE)
+_TRAILING_SPACE = re.compile(r"(?<![ \t])[ \t]+$", re.MULTILINE)
 _BLANK_LINES = re.compile(r"\n{4,}")
 _SENTENCE = re.compile(r"[^.!?\n]*(?:[.!?]+[ \t]*|\n+|$)")
 _FENCED = re.compile(r"```(?:json)?[ \t]*\n(.*?)\n?```", re.DOTALL | re.IGNORECASE)

@@ -124,6 +124,13 @@ def test_nan_is_not_json() -> None:
         conforming_json("NaN", '{"type": "number"}')
 
 
+def test_spaces_within_a_line_take_linear_time() -> None:
+    text = "a" + " \t" * 30_000 + "b"
+    with cpu_time() as time:
+        assert trimmed(f"{text} \t\nc \n") == f"{text}\nc"
+    assert time.spent_s < 0.5
+
+
 @pytest.mark.parametrize("name", ["a" * 5_000, "a" * 5_000 + "b"])
 def test_patterns_of_schemas_take_linear_time(name: str) -> None:
     with cpu_time() as time:

@@ -1,8 +1,9 @@
 """Reusable answers: their cache keys and their stored form. Pure.
 
 The dispatcher looks answers up and the consumers store them; both compute the key here. The key covers everything that
-an answer depends on, and nothing that only says where and when it goes (id, priority, timeout, reply topic, metadata,
-group, streaming).
+an answer depends on, and nothing that only says where and when it goes (id, priority, timeout, reply topic, group,
+streaming). Metadata is in it for a tenant whose input is checked: the checks see it, and a cached answer is given
+without them.
 """
 
 import re
@@ -82,6 +83,7 @@ def response_key(
         _parameters(request.parameters),
         _retrieval(request, collection_version),
         *_guardrails(policy),
+        *_checked_metadata(request, policy),
     )
 
 
@@ -233,6 +235,10 @@ def _is_repeatable(request: InferenceRequest, collection_version: int | None) ->
 
 def _guardrails(policy: GuardrailPolicy | None) -> tuple[Canonical, ...]:
     return () if policy is None else (policy_digest(policy),)
+
+
+def _checked_metadata(request: InferenceRequest, policy: GuardrailPolicy | None) -> tuple[Canonical, ...]:
+    return () if policy is None or not policy.input else (sorted(request.metadata.items()),)
 
 
 def _parameters(given: Parameters) -> Canonical:

@@ -124,6 +124,18 @@ def test_what_does_not_count_makes_none() -> None:
     assert response_key("acme", same, MODEL_VERSION, 7) == response_key("acme", ASKED_IN, MODEL_VERSION, 7)
 
 
+def test_metadata_counts_where_the_input_is_checked() -> None:
+    """An answer is given again without a check: only to a request whose every text was checked."""
+    checked = GuardrailPolicy(input=(GuardrailRule("secrets", "block", "closed"),))
+    answers = GuardrailPolicy(output=checked.input)
+    metadata: list[dict[str, str]] = [{}, {"a": "b"}, {"a": "c"}, {"ab": ""}, {"a": "b", "c": "d"}]
+    asked = [replace(ASKED_IN, metadata=one) for one in (*metadata, {"c": "d", "a": "b"})]
+    keys = [response_key("acme", one, MODEL_VERSION, 7, checked) for one in asked]
+    assert None not in keys
+    assert len(set(keys)) == len(metadata), "their order does not count"
+    assert len({response_key("acme", one, MODEL_VERSION, 7, answers) for one in asked}) == 1
+
+
 @pytest.mark.parametrize(
     "changed",
     [

@@ -10,6 +10,7 @@ from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.models import load_models
 from fairlane_server.processes.launcher import Launcher, end_with_launcher
+from fairlane_server.processes.start import begin_service
 from fairlane_server.yaml_config import ConfigError
 from inference_consumers.app import ConsumerApp, NoSuchPoolError, models_of
 from inference_consumers.engines.protocol import EngineLoadError
@@ -40,7 +41,7 @@ def run(
     """
     end_with_launcher()
     settings = Settings() if engine is None else Settings(engine=engine)
-    logs.configure(settings, f"consumer-{pool}")
+    begin_service(settings, f"consumer-{pool}")
     try:
         if gpus is None and workers is None:
             status = ConsumerApp(settings, pool).run()

@@ -21,6 +21,7 @@ from typing import TypeGuard
 import msgspec
 
 from fairlane.outcomes import Code
+from fairlane_server.processes.core_files import no_core_file
 from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end, problem_of
 from inference_consumers.engine_process.messages import (
@@ -153,6 +154,7 @@ def main(create: _Create) -> int:
     status."""
     # A run inside a library in C would otherwise hold the device until it came back.
     die_with_parent(signal.SIGKILL)
+    no_core_file()
     faulthandler.enable()
     # They are meant for the consumer, which lets this process finish what it runs.
     signal.signal(signal.SIGINT, signal.SIG_IGN)

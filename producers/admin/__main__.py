@@ -4,6 +4,7 @@ import sys
 
 from fairlane import logs
 from fairlane.settings import Settings
+from fairlane_server.processes.start import begin_service
 from producers.admin.app import AdminApi
 from producers.gateway.server import serve
 
@@ -13,7 +14,7 @@ log = logs.get_logger(__name__)
 def main() -> int:
     """Run the admin API. Returns the exit status: 0 after a stop signal, 1 after a failure."""
     settings = Settings()
-    logs.configure(settings, "admin")
+    begin_service(settings, "admin")
     try:
         api = AdminApi(settings)
     except ValueError as error:

@@ -11,7 +11,6 @@ from typing import Annotated, Any, NoReturn
 import typer
 from confluent_kafka import KafkaException
 
-from fairlane import logs
 from fairlane.clock import now_ms
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
@@ -19,6 +18,7 @@ from fairlane_server.cli.output import FAILURE, AsJson, fail, say, settings_with
 from fairlane_server.cli.progress import progress_bars
 from fairlane_server.postgres.connection import ALL_TENANTS
 from fairlane_server.processes.service import StopSignal
+from fairlane_server.processes.start import begin_service
 from producers.backfill import progress
 from producers.backfill.app import JobRunner, NotToBeRunError
 from producers.backfill.errors import JobFailedError, LeaseLostError, UnavailableError
@@ -212,7 +212,7 @@ def run_command(
         return _run(settings, job_id, lease_s=lease_s, as_json=as_json)
     with progress_bars() as bars:
         # Inside the block: log lines are then printed above the bars.
-        logs.configure(settings, "backfill")
+        begin_service(settings, "backfill")
         serve(settings, lease_s=lease_s, max_jobs=max_jobs, watch=JobWatch(bars))
     return 0
 
@@ -318,7 +318,7 @@ def _run(settings: Settings, job_id: str, *, lease_s: float, as_json: bool) -> i
         store.close()
         with progress_bars(as_json=as_json) as bars, JobWatch(bars).job() as on_progress:
             # Inside the block: log lines are then printed above the bar.
-            logs.configure(settings, "backfill")
+            begin_service(settings, "backfill")
             runner = JobRunner(settings, stop, lease_s=lease_s)
             status = runner.run(job_id, on_progress, wait_s=lease_s * 1.25)
         job = _found(store.find(job_id), job_id)

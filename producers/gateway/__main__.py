@@ -6,6 +6,7 @@ import sys
 from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.processes.launcher import end_with_launcher
+from fairlane_server.processes.start import begin_service
 from producers.gateway.app import Gateway
 from producers.gateway.edge.body_limit import map_large_blocks
 from producers.gateway.server import serve
@@ -18,7 +19,7 @@ def main() -> int:
     """Run a gateway: in this process, or in GATEWAY_WORKERS processes behind one port. Returns the exit status: 0 after
     a stop signal, 1 after a failure."""
     settings = Settings()
-    logs.configure(settings, "gateway")
+    begin_service(settings, "gateway")
     if end_with_launcher() or settings.gateway_workers == 1:
         return _serve(settings, inherited_listener())
     try:

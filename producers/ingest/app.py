@@ -6,6 +6,7 @@ from fairlane import logs
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
+from fairlane_server.processes.start import begin_service
 from fairlane_server.retrieval.embedder import Embedder, EmbedderError
 from fairlane_server.retrieval.embedders import embedder_for
 from fairlane_server.retrieval.parsers import DocumentLimits
@@ -35,7 +36,7 @@ def policy_of(settings: Settings) -> IngestPolicy:
 def main() -> int:
     """Run until a stop signal. Returns the exit status: 0 after one, 1 for settings that it cannot run with."""
     settings = Settings()
-    logs.configure(settings, "ingest")
+    begin_service(settings, "ingest")
     dsn = settings.postgres_dsn.get_secret_value()
     try:
         database = describe(dsn)

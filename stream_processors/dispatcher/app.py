@@ -24,6 +24,7 @@ from fairlane_server.kafka.transactional_producer import transactional_producers
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
+from fairlane_server.processes.start import begin_service
 from fairlane_server.redis.availability import RedisAvailability
 from fairlane_server.redis.cache import ANSWER_TIMEOUT_S, RedisCache
 from fairlane_server.redis.client import redis_client
@@ -413,7 +414,7 @@ async def _run(settings: Settings) -> int:
 def main() -> int:
     """Run a dispatcher in this process."""
     settings = Settings()
-    logs.configure(settings, "dispatcher")
+    begin_service(settings, "dispatcher")
     # Three threads handle every request; at Python's default switch interval each hand-over may cost 5 ms. The gateway,
     # whose event loop does nearly everything, is slower with it.
     sys.setswitchinterval(_SWITCH_INTERVAL_S)

@@ -9,6 +9,7 @@ from fairlane.settings import Settings
 from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
+from fairlane_server.processes.start import begin_service
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import OldRows, Removal, rules_of
 from stream_processors.recorder.source import LogConsumer
@@ -21,7 +22,7 @@ log = logs.get_logger(__name__)
 def main() -> int:
     """Run a recorder in this process. Returns the exit status: 0 after a stop signal, 1 when it cannot go on."""
     settings = Settings()
-    logs.configure(settings, "recorder")
+    begin_service(settings, "recorder")
     dsn = settings.postgres_dsn.get_secret_value()
     try:
         database = describe(dsn)

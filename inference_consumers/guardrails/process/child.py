@@ -5,7 +5,6 @@ a library's warning or traceback may quote a text.
 """
 
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from time import monotonic
 
+from fairlane_server.processes.core_files import no_core_file
 from fairlane_server.processes.memory import bound_growth
 from fairlane_server.processes.parent import die_with_parent
 from inference_consumers.engine_process.failures import is_out_of_memory
@@ -38,8 +38,7 @@ def main(load: _Load) -> int:
     # They are meant for the consumer, which ends this process when it needs it no more.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    # A core file would hold the text that ended it.
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    no_core_file()
     descriptor = int(sys.argv[1])
     os.set_inheritable(descriptor, False)
     try:

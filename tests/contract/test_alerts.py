@@ -1,4 +1,7 @@
-"""The alert rules: about metrics and label values that exist, known to Prometheus and to the documentation."""
+"""The alert rules: about metrics and labels that exist, known to Prometheus and to the documentation.
+
+tests/integration/test_alert_rules.py evaluates them.
+"""
 
 import re
 from typing import Any
@@ -6,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 from prometheus_client import REGISTRY
+from prometheus_client.metrics import MetricWrapperBase
 
 from deploy.local.layout import PROJECT_ROOT
 from fairlane import metrics
@@ -27,6 +31,21 @@ def test_a_rule_is_about_a_metric_that_there_is(rule: dict[str, Any]) -> None:
     assert name.removesuffix("_total") in {family.name for family in REGISTRY.collect()}
     assert rule["labels"]["severity"] in {"page", "ticket"}
     assert rule["annotations"]["summary"]
+
+
+@each_rule
+def test_a_rule_is_about_labels_that_its_metric_has(rule: dict[str, Any]) -> None:
+    (name,) = set(re.findall(r"fairlane_\w+", rule["expr"]))
+    declared = {
+        metric._name: set(metric._labelnames)
+        for metric in vars(metrics).values()
+        if isinstance(metric, MetricWrapperBase)
+    }[name.removesuffix("_total")]
+    grouped = [label for labels in re.findall(r"by \(([^)]*)\)", rule["expr"]) for label in labels.split(", ")]
+    matched = re.findall(r"(\w+)(?:=|!=|=~|!~)\"", rule["expr"])
+    shown = re.findall(r"\$labels\.(\w+)", rule["annotations"]["summary"])
+    assert {*grouped, *matched, *shown} <= declared
+    assert not grouped or set(shown) <= set(grouped)
 
 
 @each_rule

@@ -19,6 +19,7 @@ TARGETS = (
     "vllm",
     "nginx",
     "keycloak",
+    "promtool",
     "demo",
     "test",
     "test-full",
@@ -155,7 +156,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
 def steps(*arguments: str) -> str:
     """What make would do from the beginning."""
     # Not what a make around this one was told.
-    told = {"SKIP_VLLM", "SKIP_NGINX", "SKIP_KEYCLOAK", "MAKEFLAGS"}
+    told = {"SKIP_VLLM", "SKIP_NGINX", "SKIP_KEYCLOAK", "SKIP_PROMTOOL", "MAKEFLAGS"}
     environment = {name: value for name, value in os.environ.items() if name not in told}
     command = (MAKE, "--dry-run", "--always-make", *arguments)
     done = subprocess.run(
@@ -182,3 +183,9 @@ def test_the_full_tier_needs_keycloak_unless_it_is_told_not_to() -> None:
     assert "deploy/keycloak/install.sh" in steps("test-full")
     assert "keycloak" not in steps("test-full", "SKIP_KEYCLOAK=1")
     assert "keycloak" not in steps("test")
+
+
+def test_the_full_tier_needs_promtool_unless_it_is_told_not_to() -> None:
+    assert "deploy/prometheus/install.sh" in steps("test-full")
+    assert "promtool" not in steps("test-full", "SKIP_PROMTOOL=1")
+    assert "promtool" not in steps("test")

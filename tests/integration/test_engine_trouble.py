@@ -193,7 +193,8 @@ def test_a_hung_engine_is_started_again_and_others_run_what_waited_behind_it(pip
     answers = replies.wait(requests, 40)
     assert {answers[request.request_id].outcome for request in others} == {Outcome.OK}
     found = [answers[request.request_id] for request in endless]
-    assert Code.POISON in {answer.code for answer in found}
+    # What hung twice alone is proven to be the cause; without that proof it is given up after some ends of the engine.
+    assert {answer.code for answer in found} & {Code.POISON, Code.RETRIES_EXHAUSTED}
     assert all(answer.outcome == Outcome.OK or "no progress" in (answer.message or "") for answer in found)
     replies.read_to_end()
     replies.exactly_once(requests)

@@ -272,10 +272,12 @@ def test_no_result_has_text_beside_its_output(used: Served) -> None:
 
 def test_no_listing_has_text(used: Served) -> None:
     pipeline = used.pipeline
-    listed = cli(used, "dlq", "list", "--json")
-    assert pipeline.tenant("b") in listed
+    # Tests before this one may have left more letters than a list shows.
+    of_tenant = ("dlq", "list", "--tenant", pipeline.tenant("b"))
+    listed = cli(used, *of_tenant, "--json")
+    assert json.loads(listed)["found"] > 0
     assert leaks(listed) == []
-    assert leaks(cli(used, "dlq", "list")) == []
+    assert leaks(cli(used, *of_tenant)) == []
     audit = pipeline.reader(names.LEDGER_AUDIT)
     audit.read_to_end()
     ids = {event.request_id for event in pipeline.decoded(audit, AuditEvent) if event.request_id}

@@ -42,7 +42,7 @@ def test_all_connections_share_one_tls_context_that_verifies(tmp_path: Path) -> 
     assert one is other
     assert (one.check_hostname, one.verify_mode.name) == (True, "CERT_REQUIRED")
     subjects = [str(found["subject"]) for found in one.get_ca_certs()]
-    assert [subject for subject in subjects if "Fairlane embedded stack" in subject]
+    assert [subject for subject in subjects if "Fairlane stack" in subject]
 
 
 def test_certificates_that_cannot_be_read_are_an_invalid_setting(tmp_path: Path) -> None:

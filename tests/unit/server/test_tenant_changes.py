@@ -1,7 +1,7 @@
 """Tenants as JSON, and what is decided about changes of them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
@@ -220,9 +220,9 @@ class Deployment:
     def publish(self, records: Sequence[TenantSpec], withdrawn: Sequence[str] = ()) -> None:
         self.done += [f"publish {one.tenant}" for one in records] + [f"withdraw {one}" for one in withdrawn]
 
-    def note(self, event: AdminEvent) -> int:
-        self.done.append(f"{event.name} {event.outcome}")
-        return 1
+    def note_all(self, events: Iterable[AdminEvent]) -> Sequence[int]:
+        self.done += [f"{event.name} {event.outcome}" for event in events]
+        return [1]
 
     def bar_tenant(self, tenant: str, **_: Any) -> Sequence[Any]:
         self.done.append(f"bar {tenant}")

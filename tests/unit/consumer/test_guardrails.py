@@ -1,6 +1,9 @@
 """What becomes of work whose input or answer is checked, with checks that answer when the test says so."""
 
-from dataclasses import replace
+import sys
+from collections.abc import Callable
+from dataclasses import fields, replace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -528,26 +531,63 @@ def test_released_text_is_the_answer(words: list[str], cuts: list[int], hold_bac
 # A tenant without a policy
 
 
-class Untouched:
-    """A stage that fails if it is asked to take anything."""
-
-    answer_count = input_count = 0
-
-    def pump(self) -> None: ...
+LOOKS = [0]
 
 
-def test_work_without_a_policy_costs_no_more_than_a_comparison_with_none() -> None:
-    bench = DriverBench(max_items=2_000, max_tokens=10**6)
-    stage: Any = Untouched()
-    bench.driver.guardrails = stage
-    bench.receive(*(streaming(named(str(number))) for number in range(2_000)))
+def look(_: object) -> None:
+    LOOKS[0] += 1
+
+
+COUNTED: Any = type("CountedItem", (WorkItem,), {"guardrails": property(look, lambda _, __: None)})
+"""A work item that counts the looks at its policy, which is None."""
+
+
+def counted(name: str) -> ReceivedWork:
+    made = streaming(named(name))
+    return replace(made, item=COUNTED(**{one.name: getattr(made.item, one.name) for one in fields(made.item)}))
+
+
+def served_without_a_policy(count: int, make: Callable[[str], ReceivedWork]) -> DriverBench:
+    """Items on their whole way, from the log to the reply; half of them are streamed."""
+    bench = DriverBench(max_items=count, max_tokens=10**6)
+    bench.receive(*(make(str(number)) for number in range(count)))
     ids = bench.start()
-    with cpu_time() as ran:
-        bench.tell(dict.fromkeys(range(len(ids)), OK), [(index, "text") for index in range(len(ids))])
-    assert len(bench.replies) == len(ids) == 2_000
+    bench.tell(dict.fromkeys(range(len(ids)), OK), [(index, "text") for index in range(0, len(ids), 2)])
+    assert len(bench.replies) == len(ids) == count
+    return bench
+
+
+def calls_of_guardrails(count: int) -> int:
+    """Calls of functions of the package while so many items without a policy are served."""
+    calls = 0
+
+    def profile(frame: FrameType, event: str, _: object) -> None:
+        nonlocal calls
+        calls += event == "call" and "/inference_consumers/guardrails/" in frame.f_code.co_filename
+
+    sys.setprofile(profile)
+    try:
+        served_without_a_policy(count, lambda name: streaming(named(name)))
+    finally:
+        sys.setprofile(None)
+    return calls
+
+
+def test_no_function_of_the_guardrails_is_called_for_an_item_without_a_policy() -> None:
+    """Those that are called look whether there is anything to do, once for a poll or a run."""
+    assert calls_of_guardrails(20) == calls_of_guardrails(200) > 0
+
+
+def test_work_without_a_policy_costs_no_more_than_comparisons_with_none() -> None:
+    items = 2_000
+    LOOKS[0] = 0
+    served_without_a_policy(items, counted)
+    looks = LOOKS[0] / items
+    assert looks >= 1, "they are counted"
+    with cpu_time() as served:
+        served_without_a_policy(items, lambda name: streaming(named(name)))
     item = named("a").item
     with cpu_time() as compared:
         for _ in range(100_000):
             _ = item.guardrails is None
-    # Of each item: when it is received, for its text, its outcome and the end of its stream.
-    assert 4 * compared.spent_s / 100_000 < 0.02 * ran.spent_s / 2_000
+    assert looks * compared.spent_s / 100_000 < 0.02 * served.spent_s / items

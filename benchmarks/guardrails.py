@@ -1,13 +1,18 @@
 """guardrails: what the checks find of held-out texts, what they find that is not there, and how long they take.
 
 A figure of texts counts a text as found when the check has any finding in it; one of spans counts a finding that
-overlaps a marked place. The data is described in benchmarks/data/README.md and benchmarks/guardrail_data.py. Times are
-processor time of this process, of one text a call, when the check is warm.
+overlaps a marked place. The data is described in benchmarks/data/README.md and benchmarks/guardrail_data.py.
+
+Processor time is that of a check alone, in this process. The time of a request is wall time through the process of the
+check, as a consumer asks it: with the pipe and the queue, of one request after the other, and of TENANTS tenants that
+send one at once. Both are of checks that are warm.
 """
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from time import process_time
+from functools import partial
+from queue import SimpleQueue
+from time import monotonic, process_time
 
 from benchmarks.guardrail_data import (
     MarkedText,
@@ -26,11 +31,17 @@ from benchmarks.service_curve import percentile
 from deploy.models.prompt_injection_data import LabelledText, prose
 from fairlane.settings import Settings
 from inference_consumers.guardrails.check import Check, CheckContext, Finding
+from inference_consumers.guardrails.decision import Answers, CheckFailure
+from inference_consumers.guardrails.examination import CheckCall
+from inference_consumers.guardrails.process.checks import CheckProcesses, check_processes
 from inference_consumers.guardrails.registry import NAMES, load_checks
 
 NAME = "guardrails"
 HOW = "one run"
 _TIMED = 40
+_REQUESTS = 16
+TENANTS = 8
+_AT_MOST_MS = 600_000
 _NAME_TYPE = "PERSON"
 _INPUT = CheckContext(patterns=(r"\bPX-\d{4}\b",), denied_words=("project falcon",))
 _SYSTEM_PROMPT = (
@@ -64,6 +75,9 @@ def run() -> Result:
     """Quality first, which also warms the checks up."""
     checks = load_checks(NAMES, Settings().models_dir)
     figures = [*_quality(checks), *_times(checks)]
+    # Their weights are in the processes from here on.
+    checks.clear()
+    figures += request_times(NAMES, Settings())
     return Result(NAME, tuple(figures), ({figure.name: figure.value for figure in figures},))
 
 
@@ -137,9 +151,8 @@ def _times(checks: dict[str, Check]) -> list[Figure]:
     figures = []
     short, long = short_and_long_texts(_TIMED)
     for name, check in checks.items():
-        context = _INPUT if name in {"pii", "secrets", "patterns", "prompt_injection"} else _OUTPUT
         for title, texts in (("a sentence", short), ("8,000 characters", long)):
-            took = _milliseconds(check, texts, context)
+            took = _milliseconds(check, texts, _context(name))
             figures += [
                 Figure(f"{name}, processor time of {title}, {part}", percentile(took, quantile), "ms")
                 for part, quantile in (("50 %", 0.5), ("99 %", 0.99))
@@ -154,3 +167,52 @@ def _milliseconds(check: Check, texts: Sequence[str], context: CheckContext) -> 
         check.find([text], context)
         took.append((process_time() - started) * 1_000)
     return took
+
+
+def _context(name: str) -> CheckContext:
+    return _INPUT if name in {"pii", "secrets", "patterns", "prompt_injection"} else _OUTPUT
+
+
+def request_times(names: Iterable[str], settings: Settings) -> list[Figure]:
+    """Of requests through the processes of these checks."""
+    short, long = short_and_long_texts(_REQUESTS)
+    figures = []
+    fatal: list[Exception] = []
+    processes = check_processes(settings, fatal.append)
+    try:
+        for name in names:
+            ask = partial(_ask, processes, name)
+            ask(short[:1])
+            for title, texts in (("a sentence", short), ("8,000 characters", long)):
+                alone = [took for text in texts for took in ask([text])]
+                together = [
+                    took for first in range(0, len(texts), TENANTS) for took in ask(texts[first : first + TENANTS])
+                ]
+                for how, times in (("", alone), (f", {TENANTS} tenants at once", together)):
+                    figures += [
+                        Figure(f"{name}, a request of {title}{how}, {part}", percentile(times, quantile), "ms")
+                        for part, quantile in (("50 %", 0.5), ("99 %", 0.99))
+                    ]
+    finally:
+        processes.close(5.0)
+    if fatal:
+        raise fatal[0]
+    return figures
+
+
+def _ask(processes: CheckProcesses, name: str, texts: Sequence[str]) -> list[float]:
+    """Milliseconds until each is answered; all are asked at once, each by another tenant."""
+    answers: SimpleQueue[tuple[float, Answers | CheckFailure]] = SimpleQueue()
+    began_s = monotonic()
+    for number, text in enumerate(texts):
+        call = CheckCall(name, _context(name), (text,))
+        refused = processes.submit(
+            f"tenant-{number}", call, _AT_MOST_MS, lambda answer: answers.put((monotonic(), answer))
+        )
+        if refused is not None:
+            answers.put((monotonic(), refused))
+    answered = [answers.get(timeout=_AT_MOST_MS / 1_000) for _ in texts]
+    failed = [answer.reason for _, answer in answered if isinstance(answer, CheckFailure)]
+    if failed:
+        raise RuntimeError(f"the check {name} was not made: {failed[0]}")
+    return [(at_s - began_s) * 1_000 for at_s, _ in answered]

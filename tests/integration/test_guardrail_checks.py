@@ -3,15 +3,20 @@
 import logging
 import socket
 from pathlib import Path
+from queue import SimpleQueue
 
 import pytest
 
 from deploy.models.guardrail_models import convert_toxicity_model
 from deploy.models.prompt_injection_data import LabelledText, neuralchemy, prose, s_labs, yanismiraoui
 from deploy.models.train_prompt_injection import train
+from fairlane.settings import Settings
 from inference_consumers.engines.window_encoder import WindowEncoder
 from inference_consumers.engines.windows import WindowSize
-from inference_consumers.guardrails.check import Check, CheckContext, CheckUnavailableError, Finding
+from inference_consumers.guardrails.check import Check, CheckContext, CheckUnavailableError, Finding, Processed
+from inference_consumers.guardrails.decision import Answers, CheckFailure
+from inference_consumers.guardrails.examination import CheckCall
+from inference_consumers.guardrails.process.checks import check_processes
 from inference_consumers.guardrails.prompt_injection import DESCRIPTION, WEIGHTS
 from inference_consumers.guardrails.registry import NAMES, load_checks
 from inference_consumers.guardrails.rewriting import Rewriting
@@ -97,6 +102,28 @@ def test_an_attack_is_found_alone_and_within_a_long_document(checks: dict[str, C
     assert hit.start < text.index(ATTACK) + len(ATTACK)
     assert hit.end > text.index(ATTACK)
     assert hit.end - hit.start < len(text) / 4
+
+
+@pytest.mark.parametrize(("check", "planted"), [("prompt_injection", ATTACK), ("pii", "Write to ada@example.org.")])
+def test_a_text_that_takes_longer_than_a_question_may_is_checked_in_pieces(check: str, planted: str) -> None:
+    """Through the check's process, which looks at some 5,000 characters a second for an injection."""
+    fatal: list[Exception] = []
+    processes = check_processes(Settings(models_dir=MODELS_DIR, guardrail_timeout_ms=3_000), fatal.append)
+    answers: SimpleQueue[Answers | CheckFailure] = SimpleQueue()
+    calm = CALM * 150
+    text = f"{planted} {calm}{planted} {calm}{planted}"
+    try:
+        assert processes.submit("acme", CheckCall(check, INPUT, (text,)), 600_000, answers.put) is None
+        answer = answers.get(timeout=600)
+    finally:
+        processes.close(5.0)
+    assert not isinstance(answer, CheckFailure), answer
+    (hits,) = answer
+    assert not isinstance(hits, Processed)
+    for place in (0, text.index(planted, 1), text.rindex(planted)):
+        assert any(one.start < place + len(planted) and place < one.end for one in hits), place
+    assert sum(one.end - one.start for one in hits) < len(text) / 10
+    assert fatal == []
 
 
 def test_hidden_characters_hide_no_attack(checks: dict[str, Check]) -> None:

@@ -4,7 +4,7 @@ import json
 import sys
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from time import monotonic
 from typing import Annotated
@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from deploy.demo import documents, report
-from deploy.demo.checks import check
+from deploy.demo.checks import check, protection
 from deploy.demo.report import DemoReply
 from deploy.demo.workload import TENANTS, DemoRequest, build_workload
 from deploy.local.kafka import ADMIN_USER
@@ -80,11 +80,14 @@ def _run(console: Console, data_dir: Path, *, as_json: bool, secured: bool) -> b
         request_ids += [reply.request_id for one in compared for reply in (one.grounded, one.ungrounded)]
         administrator = stack.endpoints.kafka_settings(ADMIN_USER)
         findings = check(administrator, operator_dsn, TENANTS, request_ids, _CHECK_TIMEOUT_S)
+        found = protection(by_tenant, operator_dsn)
         table = report.rows(answered)
         if as_json:
-            print(json.dumps(report.as_json(table, compared, findings, seconds), indent=2))
+            whole = report.as_json(table, compared, findings, seconds)
+            print(json.dumps({**whole, "protection": asdict(found)}, indent=2))
         else:
             report.show(console, table, compared, findings, seconds)
+            console.print(found.in_words())
         answered_all = all(one.reply.outcome == "ok" for one in answered)
         return findings.ok and answered_all and all(one.ok for one in compared)
 

@@ -1,7 +1,7 @@
 """Check of the promise from outside: one committed reply per request, and one row in Postgres that agrees."""
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 import psycopg
 from confluent_kafka import OFFSET_BEGINNING, KafkaError, KafkaException, Message, TopicPartition
 
-from fairlane.kafka_clients import KafkaConsumer
-from fairlane.kafka_config import read_committed_consumer
-from fairlane.names import group_id, replies_topic
+from fairlane.kafka_clients import KafkaAdmin, KafkaConsumer
+from fairlane.kafka_config import connection, read_committed_consumer
+from fairlane.names import group_id, replies_topic, requests_topic
 from fairlane.records import InferenceReply
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
@@ -100,12 +100,50 @@ def committed_records(settings: KafkaSettings, topics: Iterable[str], timeout_s:
         consumer.close()
 
 
+@dataclass(frozen=True, slots=True)
+class Protection:
+    """What keeps tenants apart, as a tenant and a user of Postgres find it."""
+
+    foreign_topics_refused: bool
+    """Kafka refuses each tenant the topics of every other."""
+    postgres_encrypted: bool
+
+    def in_words(self) -> str:
+        refuses = "refuses" if self.foreign_topics_refused else "does not refuse"
+        postgres = "with" if self.postgres_encrypted else "without"
+        return f"Kafka {refuses} each tenant the topics of the others; Postgres was read {postgres} TLS."
+
+
+def protection(settings: Mapping[str, KafkaSettings], postgres_dsn: str) -> Protection:
+    """``settings``: by tenant. Raises KafkaException when the broker does not answer."""
+    return Protection(
+        all(
+            _is_refused(own, topic_of(other))
+            for tenant, own in settings.items()
+            for other in settings
+            for topic_of in (requests_topic, replies_topic)
+            if other != tenant
+        ),
+        _is_encrypted(postgres_dsn),
+    )
+
+
+def _is_refused(settings: KafkaSettings, topic: str) -> bool:
+    error = KafkaAdmin(connection(settings)).list_topics(topic, timeout=_CALL_TIMEOUT_S).topics[topic].error
+    return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+
+
+def _is_encrypted(dsn: str) -> bool:
+    with psycopg.connect(dsn, connect_timeout=5) as own:
+        return own.execute("SELECT ssl FROM pg_stat_ssl WHERE pid = pg_backend_pid()").fetchone() == (True,)
+
+
 def _rows(dsn: str, request_ids: list[str], timeout_s: float) -> dict[str, tuple[Any, ...]]:
     deadline = monotonic() + timeout_s
     while True:
-        with psycopg.connect(dsn, connect_timeout=5) as connection:
-            connection.execute("SELECT set_config('fairlane.tenant', '*', true)")
-            rows = {row[0]: row[1:] for row in connection.execute(_ROWS, (request_ids,)).fetchall()}
+        with psycopg.connect(dsn, connect_timeout=5) as own:
+            own.execute("SELECT set_config('fairlane.tenant', '*', true)")
+            rows = {row[0]: row[1:] for row in own.execute(_ROWS, (request_ids,)).fetchall()}
         if len(rows) == len(request_ids) or monotonic() > deadline:
             return rows
         sleep(_LOOK_AGAIN_S)

@@ -36,6 +36,8 @@ def test_demo_answers_everything_exactly_once(tmp_path: Path) -> None:
     assert result["findings"]["answered_twice"] == []
     assert result["findings"]["without_row"] == []
     assert result["findings"]["rows_that_differ"] == []
+    # Kafka and Postgres are secured without being told to, as a tenant finds it.
+    assert result["protection"] == {"foreign_topics_refused": True, "postgres_encrypted": True}
     assert {(row["tenant"], row["task"]) for row in result["rows"]} == {
         (tenant, task) for tenant in ("acme", "globex", "initech") for task in ("generate", "embed", "rank", "classify")
     }

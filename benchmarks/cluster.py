@@ -189,13 +189,15 @@ def cluster(
     models: Sequence[Mapping[str, object]] | None = None,
     policy: RestartPolicy = _KILLED_ON_PURPOSE,
     secured: bool = False,
+    both_compilers: bool = False,
 ) -> Iterator[BenchStack]:
     """Start the parts and services with these tenants, given by name or as entries of tenants.yaml, and with these
     models, as entries of models.yaml, or else those of the project.
 
     A tenant given by name gets no smaller model: its engine would add to the speed that a simulated pool declares.
     ``topics`` are created beside the project's own, and ``partitions`` says of which of those there are to be more.
-    With ``secured`` Kafka has TLS, passwords and ACLs, and the settings are those of its administrator.
+    With ``secured`` Kafka has TLS, passwords and ACLs, and the settings are those of its administrator. Java runs a
+    secured Kafka with both of its compilers, another one with ``both_compilers``.
     """
     with tempfile.TemporaryDirectory(prefix="fairlane-bench-") as name:
         folder = Path(name)
@@ -223,6 +225,7 @@ def cluster(
             data_dir=folder / "stack",
             parts=parts,
             secured=secured,
+            both_compilers=both_compilers,
             setup=setup,
             services=[replace(one, env={**shared, **one.env}) for one in services],
             environ={},

@@ -1,8 +1,8 @@
 """secured: the whole stack with TLS, passwords and ACLs on Kafka, beside the same stack without.
 
-The work is none (an engine that takes no time). Both stacks run all the time and are asked in turn by the same loads,
-so that whatever else the machine does hits both alike; the one that is not asked costs the other some of the
-processors.
+The work is none (an engine that takes no time), and Java runs both brokers with the same options. Both stacks run all
+the time and are asked in turn by the same loads, so that whatever else the machine does hits both alike; the one that
+is not asked costs the other some of the processors.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -50,7 +50,7 @@ def run() -> Result:
 
 
 def _stack(*, secured: bool) -> AbstractContextManager[BenchStack]:
-    return cluster(UNBOUNDED_INSTANT_SERVICES, tenants=_TENANTS, secured=secured)
+    return cluster(UNBOUNDED_INSTANT_SERVICES, tenants=_TENANTS, secured=secured, both_compilers=True)
 
 
 def _client(running: BenchStack) -> Client:

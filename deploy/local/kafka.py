@@ -164,6 +164,7 @@ class Kafka:
         voters: controller ports of all nodes of the cluster by number; empty for a single node.
         cluster_id: the same for all nodes of the cluster; a data folder is formatted with it once.
         security: None for a node that serves everybody.
+        both_compilers: run with both of Java's compilers, as a secured node does anyway.
     """
 
     folder: Path
@@ -175,6 +176,7 @@ class Kafka:
     voters: Mapping[int, int] = field(default_factory=dict)
     cluster_id: str = field(default_factory=new_cluster_id)
     security: KafkaSecurity | None = None
+    both_compilers: bool = False
 
     @property
     def bootstrap_servers(self) -> str:
@@ -195,7 +197,7 @@ class Kafka:
         format_name = f"{self.name}-format"
         formatted = is_formatted(self.folder)
         options: tuple[str, ...] = OPTIONS_OF_MANY if self.voters else OPTIONS
-        if self.security is not None:
+        if self.security is not None or self.both_compilers:
             # Only the second compiler uses the processor's instructions for AES.
             options = tuple(option for option in options if option != FIRST_COMPILER)
         node = ProcessSpec(
@@ -326,6 +328,8 @@ def compose_kafka(
     ports: PortClaims,
     libs: Path = KAFKA_LIBS_DIR,
     security: KafkaSecurity | None = None,
+    *,
+    both_compilers: bool = False,
 ) -> tuple[Kafka, ...]:
     """The nodes in the order of their numbers, with data in `folder`, on the ports of the last run where still free.
 
@@ -341,7 +345,7 @@ def compose_kafka(
     clients = [ports.take(name) for name in names]
     controllers = [ports.take(f"{name}-controller") for name in names]
     if brokers == 1:
-        return (Kafka(folder, clients[0], controllers[0], libs, security=security),)
+        return (Kafka(folder, clients[0], controllers[0], libs, security=security, both_compilers=both_compilers),)
     if not cluster_id_file.exists():
         folder.mkdir(parents=True, exist_ok=True)
         # Before anything is formatted: a run that is killed in between must not leave nodes of two clusters.

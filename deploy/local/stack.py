@@ -64,6 +64,7 @@ class LocalStack:
         secured: a Kafka of the stack's own asks for passwords, over TLS, and checks rights; a Redis of its own asks for
             passwords and checks rights; a Postgres of its own serves TLS alone. Every service and step acts as its
             ``user``, and on Redis as its ``redis_user``.
+        both_compilers: Java runs Kafka with both of its compilers, as it does for a secured one anyway.
         setup: commands that must succeed before the services start.
         environ: where external parts are looked up; default: the process's environment.
         report: receives events.
@@ -77,6 +78,7 @@ class LocalStack:
         parts: Sequence[str] = tuple(VARIABLES),
         brokers: int = 1,
         secured: bool = False,
+        both_compilers: bool = False,
         setup: Sequence[SetupStep] = (),
         services: Sequence[Service] = (),
         environ: Mapping[str, str] | None = None,
@@ -89,6 +91,7 @@ class LocalStack:
         self._parts = tuple(parts)
         self._brokers = brokers
         self._secured = secured
+        self._both_compilers = both_compilers
         self._setup = tuple(setup)
         self._services = tuple(services)
         self._environ = os.environ if environ is None else environ
@@ -190,7 +193,10 @@ class LocalStack:
             is_new = not holds_data(self.data_dir.kafka, secured=self._secured)
             security = self._kafka_security(is_new=is_new) if self._secured else None
             # No node waits for another one: none is ready before most of them run.
-            nodes = compose_kafka(self.data_dir.kafka, self._brokers, ports, self._kafka_libs, security)
+            nodes = compose_kafka(
+                *(self.data_dir.kafka, self._brokers, ports, self._kafka_libs, security),
+                both_compilers=self._both_compilers,
+            )
             specs += [spec for node in nodes for spec in node.specs()]
             kafka_servers = ",".join(node.bootstrap_servers for node in nodes)
             allow_open_kafka = "" if self._secured else "true"

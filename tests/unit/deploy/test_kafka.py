@@ -10,6 +10,7 @@ from deploy.local import kafka
 from deploy.local.certificates import Certificates
 from deploy.local.kafka import (
     BROKER_SETTINGS,
+    FIRST_COMPILER,
     HEAP,
     REPLICATED_SETTINGS,
     Kafka,
@@ -95,6 +96,18 @@ def test_a_node_uses_the_archive_of_its_jars_classes_if_there_is_one(
     assert archives() == 2 * [f"-XX:SharedArchiveFile={archive}"]
     (libs / "kafka_2.13-4.2.0.jar").write_text("another version")
     assert archives() == []
+
+
+def test_nodes_that_are_compared_have_the_same_options_of_java(tmp_path: Path, ports: PortClaims, libs: Path) -> None:
+    security = KafkaSecurity(Certificates(tmp_path / "ca.pem", tmp_path / "server.pem"), "password")
+
+    def options(name: str, security: KafkaSecurity | None, *, both_compilers: bool = False) -> list[str]:
+        nodes = compose_kafka(tmp_path / name, 1, ports, libs, security, both_compilers=both_compilers)
+        return [word for word in by_name(specs_of(nodes))["kafka"].argv if word.startswith("-X")]
+
+    secured = options("secured", security)
+    assert secured == options("plaintext", None, both_compilers=True)
+    assert options("default", None) == [FIRST_COMPILER, *secured]
 
 
 def test_of_three_nodes_each_has_its_own_ports_data_and_log(three: tuple[Kafka, ...]) -> None:

@@ -151,6 +151,7 @@ class BudgetLedger:
         """Set the budgets of all tenants that have any."""
         for name in self._tenants.keys() - budgets.keys():
             del self._tenants[name]
+            self.reservations.forget(name)
         for name, wanted in budgets.items():
             tenant = self._tenants.get(name)
             if tenant is None:

@@ -44,8 +44,10 @@ class Reservations:
         self._work: dict[tuple[str, int], dict[int, Reservation]] = {}
         """Of work in flight, by priority topic and partition, and offset."""
         self._read_up_to: dict[tuple[str, int], int] = {}
-        self._early: OrderedDict[WorkId, None] = OrderedDict()
+        self._early: OrderedDict[WorkId, bool] = OrderedDict()
         """Settlements that were read before their work."""
+        self._is_done: dict[tuple[str, int], Callable[[int], bool]] = {}
+        """Of each partition, which offsets the pool's group has committed."""
         self._done_at_ms: dict[WorkId, int] = {}
         """Work that its group has committed: its usage is about to be read."""
 
@@ -81,14 +83,15 @@ class Reservations:
 
     def seen(self, work: WorkId, source: SourceCoordinate, made: Reservation) -> None:
         """The work of a request was read back; its reservation takes the place of that of the request. Work that was
-        read before is ignored."""
+        read before is ignored. Of work that its group had committed before it is read here, usage may lie before the
+        start of reading: it has no reservation."""
         place = work[:2]
         if work.offset < self._read_up_to.get(place, 0):
             return
         self._read_up_to[place] = work.offset + 1
         self.release(source)
-        if work in self._early:
-            del self._early[work]
+        is_done = self._is_done.get(place)
+        if self._early.pop(work, False) or (is_done is not None and is_done(work.offset)):
             return
         self._work.setdefault(place, {})[work.offset] = made
         made.add(1)
@@ -101,12 +104,13 @@ class Reservations:
             return
         work = WorkId(event.work.topic, event.work.partition, event.work.offset)
         if not self._release_work(work) and work.offset >= self._read_up_to.get(work[:2], 0):
-            self._early[work] = None
+            self._early[work] = True
             if len(self._early) > _MOST_EARLY:
                 self._early.popitem(last=False)
 
     def committed(self, topic: str, partition: int, is_done: Callable[[int], bool], now_ms: int) -> None:
         """The pool's group has committed these offsets, and with them the usage of their work."""
+        self._is_done[topic, partition] = is_done
         for offset in self._work.get((topic, partition), ()):
             if is_done(offset):
                 self._done_at_ms.setdefault(WorkId(topic, partition, offset), now_ms)
@@ -116,6 +120,15 @@ class Reservations:
         for offset in list(self._work.get((topic, partition), ())):
             self._release_work(WorkId(topic, partition, offset))
         self._read_up_to.pop((topic, partition), None)
+        self._is_done.pop((topic, partition), None)
+
+    def forget(self, tenant: str) -> None:
+        """Release everything of a tenant that has no budgets any more: what ends now is not told."""
+        for source in [source for source, held in self._queued.items() if held.tenant == tenant]:
+            self.release(source)
+        for place, works in list(self._work.items()):
+            for offset in [offset for offset, held in works.items() if held.tenant == tenant]:
+                self._release_work(WorkId(*place, offset))
 
     def expire(self, now_ms: int) -> int:
         """Release reservations whose end was missed. Returns their number."""

@@ -15,6 +15,10 @@ MOST_BUDGETS = 32
 KEY, USER = "key:", "user:"
 """How the names of callers begin, as the gateway writes them."""
 
+CLOCKS_WITHIN_MS = 5_000
+"""How far the clocks of dispatchers and consumers may differ. Usage is dated by the clock of its consumer: for so long
+before and after a renewal what is spent now may count in either period, and a request must fit both."""
+
 DAY_MS = 86_400_000
 _EPOCH, _MONTHS_PER_YEAR = date(1970, 1, 1), 12
 _LAST_DAY = 2_932_896

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fairlane.outcomes import CacheMode, Code
 from fairlane.records import Budget, BudgetNotice, InferenceReply, InferenceRequest, TenantSpec
-from fairlane_server.budgets.budgets import account_of, concerns
+from fairlane_server.budgets.budgets import CLOCKS_WITHIN_MS, account_of, concerns
 from fairlane_server.budgets.refusals import refusal_text
 from producers.gateway.tenant_bounds import TenantMap
 from producers.openai_api.errors import GatewayError
@@ -100,5 +100,6 @@ class SpentBudgets:
             renews_at_ms=spent.renews_at_ms,
             caller=account_of(budget, caller),
         )
-        message, retry_after_ms = refusal_text(notice, spent.renews_at_ms - now_ms, request.request_id)
+        renewed_ms = spent.renews_at_ms + CLOCKS_WITHIN_MS - now_ms
+        message, retry_after_ms = refusal_text(notice, renewed_ms, request.request_id)
         return GatewayError(429, Code.INSUFFICIENT_QUOTA, message, retry_after_ms=retry_after_ms, budget=notice)

@@ -27,7 +27,7 @@ from math import inf
 from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import BudgetScope
 from fairlane.records import Budget, BudgetLoad, BudgetNotice, SourceCoordinate, UsageEvent
-from fairlane_server.budgets.budgets import account_of, concerns, counts_callers, day_of, renews_at_ms
+from fairlane_server.budgets.budgets import CLOCKS_WITHIN_MS, account_of, concerns, counts_callers, day_of, renews_at_ms
 from stream_processors.dispatcher.budgets.accounts import Account, Amounts, Spending, spending_of
 from stream_processors.dispatcher.budgets.reservations import Reservation, Reservations
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
@@ -35,10 +35,6 @@ from stream_processors.dispatcher.scheduling.in_flight import WorkId
 GRACE_MS = 10_000
 """A hard amount for a tenant or callers that had none before takes effect when the spending is known, or after this
 time."""
-
-CLOCKS_WITHIN_MS = 5_000
-"""How far the clocks of dispatchers and consumers may differ. Usage is dated by the clock of its consumer: for so long
-before and after a renewal what is spent now may count in either period, and a request must fit both."""
 
 _MOST_UNREAD_EVENTS = 100_000
 _HARD, _SOFT = "hard", "soft"

@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fairlane.records import Budget, Cost, SourceCoordinate, UsageEvent
-from fairlane_server.budgets.budgets import day_of
+from fairlane_server.budgets.budgets import CLOCKS_WITHIN_MS, day_of
 from stream_processors.dispatcher.budgets.accounts import Spending
-from stream_processors.dispatcher.budgets.ledger import CLOCKS_WITHIN_MS, BudgetLedger, ReadUsage, SpendingBase
+from stream_processors.dispatcher.budgets.ledger import BudgetLedger, ReadUsage, SpendingBase
 from stream_processors.dispatcher.budgets.reservations import MISSED_AFTER_MS
 from stream_processors.dispatcher.scheduling.in_flight import WorkId
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from fairlane.records import Budget, Cost, SourceCoordinate, UsageEvent
+from fairlane_server.budgets.budgets import CLOCKS_WITHIN_MS
 from stream_processors.dispatcher.budgets import accounts
 from stream_processors.dispatcher.budgets.accounts import Spending
 from stream_processors.dispatcher.budgets.ledger import (
-    CLOCKS_WITHIN_MS,
     GRACE_MS,
     WITHIN,
     BudgetLedger,

@@ -22,9 +22,10 @@ from fairlane.records import (
     UsageEvent,
     WorkItem,
 )
+from fairlane_server.budgets.budgets import CLOCKS_WITHIN_MS
 from fairlane_server.costs.price_book import PriceBook
 from stream_processors.dispatcher.budgets.accounts import Spending
-from stream_processors.dispatcher.budgets.ledger import CLOCKS_WITHIN_MS, GRACE_MS, ReadUsage, SpendingBase
+from stream_processors.dispatcher.budgets.ledger import GRACE_MS, ReadUsage, SpendingBase
 from stream_processors.dispatcher.budgets.reservations import MISSED_AFTER_MS
 from stream_processors.dispatcher.feedback.work_records import (
     FeedEvent,

@@ -13,7 +13,7 @@ from stream_processors.dispatcher.budgets import loader
 from stream_processors.dispatcher.budgets.ledger import BudgetLedger
 
 TODAY = 20_000
-NOW = TODAY * 86_400_000
+NOW = TODAY * 86_400_000 + 3_600_000
 
 
 @pytest.mark.parametrize(

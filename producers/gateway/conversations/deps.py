@@ -98,41 +98,43 @@ class ConversationDeps:
         with self.calls.taken(identity.tenant), _answered(), self._opened(identity.tenant) as erasures:
             erasure_id = await run_in_threadpool(erasures.request, kind, names, identity.requested_by)
             current().object_id = erasure_id
+            found: Erasure | None = None
             # It is recorded: what fails now is tried again later.
             with suppress(StoreError):
-                await self._carry_out(erasures, identity.tenant, erasure_id)
-            found = await run_in_threadpool(erasures.get, erasure_id)
+                found = await self._carry_out(erasures, identity.tenant, erasure_id)
+            if found is None:
+                found = await run_in_threadpool(erasures.get, erasure_id)
         if found is None:
             raise unknown_erasure()
         return found
 
-    async def carry_out(self, tenant: str, erasure_id: str) -> None:
-        """Go on with an erasure: for a while, and to its end unless Redis does not answer. Raises StoreError."""
+    async def carry_out(self, tenant: str, erasure_id: str) -> Erasure | None:
+        """Go on with an erasure: for a while, to its end unless Redis does not answer. Returns how far it is. Raises
+        StoreError."""
         with self._opened(tenant) as erasures:
-            await self._carry_out(erasures, tenant, erasure_id)
+            return await self._carry_out(erasures, tenant, erasure_id)
 
-    async def _carry_out(self, erasures: Erasures, tenant: str, erasure_id: str) -> None:
+    async def _carry_out(self, erasures: Erasures, tenant: str, erasure_id: str) -> Erasure | None:
         self._in_flight.add(erasure_id)
         try:
-            await self._steps(erasures, tenant, erasure_id)
+            return await self._steps(erasures, tenant, erasure_id)
         finally:
             self._in_flight.discard(erasure_id)
 
-    async def _steps(self, erasures: Erasures, tenant: str, erasure_id: str) -> None:
+    async def _steps(self, erasures: Erasures, tenant: str, erasure_id: str) -> Erasure | None:
         until_s = monotonic() + _AT_A_TIME_S
         found = await run_in_threadpool(erasures.get, erasure_id)
         if found is None or found.is_done:
-            return
+            return found
         uncached: Sequence[str] = found.uncached
         while await self.results.forget(tenant, uncached):
             uncached = await run_in_threadpool(erasures.step, erasure_id)
-            if not uncached:
+            if not uncached or monotonic() >= until_s:
                 break
-            if monotonic() >= until_s:
-                return
         found = await run_in_threadpool(erasures.get, erasure_id)
         if found is not None and found.is_done:
             log.info("erased", erasure=erasure_id, tenant=tenant, turns=found.turns, results=found.results)
+        return found
 
     async def resume(self) -> None:
         """Go on with erasures that a killed process left, of any tenant, for ever."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -163,8 +164,13 @@ def test_every_process_goes_on_as_the_new_user(rotating: Rotating) -> None:
                 ),
                 what=f"the new user of {name}",
             )
-        rotating.is_answered(client)
-        eventually(lambda: not before & rotating.connections(), WAIT_S, "the end of the old users' connections")
+
+        def replaced() -> bool:
+            # Requests are on their way while the broker ends one connection after another.
+            rotating.is_answered(client)
+            return not before & rotating.connections()
+
+        eventually(replaced, WAIT_S, "the end of the old users' connections")
         for user in (*users.values(), tenant):
             rotating.access("retire", user.name)
             assert not credentials_file(mounted.users.folder, user.name).exists()
@@ -178,5 +184,5 @@ def test_every_process_goes_on_as_the_new_user(rotating: Rotating) -> None:
     for process in pipeline.processes.values():
         text = process.log()
         assert "kafka_credentials_unusable" not in text, process.name
-        assert "authorization failed" not in text.lower(), process.name
+        assert re.search(r"(?i)authorization.?failed", text) is None, process.name
         assert not [secret for secret in secrets if secret.partition("=")[2] in text], process.name

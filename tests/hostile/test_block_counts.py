@@ -159,7 +159,8 @@ def test_work_that_its_topic_does_not_take_is_refused_and_holds_up_nobody(pipeli
     resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     for changed in pipeline.admin.incremental_alter_configs([resource]).values():
         changed.result(10.0)
-    large = pipeline.request(prompt="x" * 100_000, priority="low")
+    # With time for it, however slow the machine is.
+    large = pipeline.request(prompt="x" * 100_000, priority="low", timeout_ms=3_600_000)
     small = [pipeline.request(priority="low") for _ in range(5)]
     pipeline.publish("hostile", small[0], large, *small[1:])
     replies = pipeline.replies("hostile").wait([large.request_id, *(request.request_id for request in small)], 60.0)

@@ -302,9 +302,9 @@ def test_answers_are_processed_in_a_process_each_for_itself() -> None:
             asked.ask(text, context=CheckContext(post_processing=wanted))
         answers = dict(asked.next() for _ in range(3))
     assert answers == {
-        ' {"a": 1}': (Processed('{"a": 1}', ("trimmed",)),),
-        "{'a': 2,}": (Processed('{"a": 2}', ("json_repaired",), is_put_together=True),),
-        '{"b": 3}': (Processed(refusal="the schema's required is not satisfied"),),
+        ' {"a": 1}': [Processed('{"a": 1}', ("trimmed",))],
+        "{'a': 2,}": [Processed('{"a": 2}', ("json_repaired",), is_put_together=True)],
+        '{"b": 3}': [Processed(refusal="the schema's required is not satisfied")],
     }
 
 

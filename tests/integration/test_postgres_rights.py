@@ -194,7 +194,8 @@ def test_every_statement_is_let_through_or_refused_as_the_table_says(database: D
         for column in columns:
             expected[f'SELECT "{column}" FROM {relation} WHERE false'] = may(granted, "SELECT", column)  # noqa: S608 - our own names
             expected[f'UPDATE {relation} SET "{column}" = DEFAULT WHERE false'] = may(granted, "UPDATE", column)  # noqa: S608 - as above
-        expected[f"INSERT INTO {relation} SELECT WHERE false"] = may(granted, "INSERT")
+        # It names no column: the right to one is enough.
+        expected[f"INSERT INTO {relation} SELECT WHERE false"] = any(verb == "INSERT" for verb, _ in granted)
         expected[f"DELETE FROM {relation} WHERE false"] = may(granted, "DELETE")  # noqa: S608 - as above
         for statement in ("TRUNCATE {}", "DROP TABLE {}", "ALTER TABLE {} DISABLE ROW LEVEL SECURITY"):
             expected[statement.format(relation)] = False

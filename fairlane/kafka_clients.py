@@ -13,7 +13,7 @@ from time import sleep
 from typing import Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from confluent_kafka import Consumer, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from fairlane.cluster import reason_of
@@ -116,11 +116,39 @@ class KafkaConsumer(Consumer):
     def __init__(self, config: ClientConfig, **more: Any) -> None:
         own, source, given = _present(config)
         super().__init__(own, **more)
+        # A call of confluent-kafka's consumer keeps out those of other threads, and a loop that polls leaves them no gap:
+        # new credentials are taken between two polls.
+        self._polling = threading.RLock()
+        self._new_credentials: tuple[str, str] | None = None
         _watch(self, source, given)
+
+    def poll(self, timeout: float = -1) -> Message | None:
+        with self._polling:
+            self._take_credentials()
+            return super().poll(timeout)
+
+    def consume(self, num_messages: int = 1, timeout: float = -1) -> list[Message]:
+        with self._polling:
+            self._take_credentials()
+            return super().consume(num_messages, timeout)
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:
+        """Use these from the next connection on: at once, or, while it is polled, from the next poll on."""
+        self._new_credentials = (username, password)
+        if self._polling.acquire(blocking=False):
+            try:
+                self._take_credentials()
+            finally:
+                self._polling.release()
 
     def close(self) -> None:
         credentials_watch.remove(self)
         super().close()
+
+    def _take_credentials(self) -> None:
+        if self._new_credentials is not None:
+            new, self._new_credentials = self._new_credentials, None
+            super().set_sasl_credentials(*new)
 
 
 class KafkaAdmin(AdminClient):

@@ -122,6 +122,33 @@ def test_each_kind_of_client_is_watched_until_it_is_closed(tmp_path: Path, monke
     assert removed == [producer, consumer]
 
 
+def test_a_consumer_that_is_polled_all_the_time_takes_them_between_two_polls(tmp_path: Path) -> None:
+    """Without that, the call from another thread would wait for ever: each poll keeps it out."""
+    consumer = KafkaConsumer(read_committed_consumer(settings_in(tmp_path), "group") | {"log_level": 0})
+    polled, stopping = threading.Event(), threading.Event()
+
+    def poll() -> None:
+        while not stopping.is_set():
+            consumer.poll(0.2)
+            polled.set()
+
+    thread = threading.Thread(target=poll)
+    thread.start()
+    try:
+        assert polled.wait(10)
+        setting = threading.Thread(target=consumer.set_sasl_credentials, args=("second", "secret two"), daemon=True)
+        setting.start()
+        setting.join(10)
+        assert not setting.is_alive()
+        eventually(lambda: consumer._new_credentials is None, what="the next poll")
+    finally:
+        stopping.set()
+        thread.join(10)
+    consumer.set_sasl_credentials("third", "secret three")
+    assert consumer._new_credentials is None
+    consumer.close()
+
+
 def test_a_client_made_from_an_older_configuration_has_the_present_credentials(tmp_path: Path) -> None:
     settings = settings_in(tmp_path)
     config = read_committed_consumer(settings, "group")

@@ -116,8 +116,8 @@ class KafkaConsumer(Consumer):
     def __init__(self, config: ClientConfig, **more: Any) -> None:
         own, source, given = _present(config)
         super().__init__(own, **more)
-        # A call of confluent-kafka's consumer keeps out those of other threads, and a loop that polls leaves them no gap:
-        # new credentials are taken between two polls.
+        # A call of confluent-kafka's consumer keeps out those of other threads, and a loop that polls leaves no gap for
+        # them: new credentials are taken between two polls.
         self._polling = threading.RLock()
         self._new_credentials: tuple[str, str] | None = None
         _watch(self, source, given)

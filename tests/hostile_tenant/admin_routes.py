@@ -168,7 +168,7 @@ def _credentials(owner_dsn: str) -> tuple[list[tuple[str, dict[str, str]]], str]
     shown |= _tokens()
     headers = [(what, {"authorization": f"Bearer {text}"}) for what, text in shown.items()]
     headers += [(f"{what}, as x-api-key", {"x-api-key": text}) for what, text in shown.items()]
-    headers += [("nothing", {}), ("an empty token", {"authorization": "Bearer "})]
+    headers += [("nothing", {}), ("an empty token", {"authorization": "Bearer"})]
     headers += [
         ("a password", {"authorization": "Basic YWRtaW46YWRtaW4="}),
         ("two keys", {"authorization": f"Bearer {honest[:20]}", "x-api-key": shown["key of acme, tenant"]}),

@@ -96,6 +96,7 @@ class Session:
             "REQUEST_ID": self.request_id,
             "dlq show 12 ": f"dlq show {self.letter} ",
             "--offsets -40": f"--offsets -{self.letter}",
+            "/run/fairlane/": f"{self.folder}/",
             "deploy.local status": f"deploy.local status --data-dir {self.data_dir}",
             "deploy.local logs": f"deploy.local logs --data-dir {self.data_dir}",
             **self.found,

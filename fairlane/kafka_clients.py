@@ -98,12 +98,14 @@ credentials_watch: Final = CredentialsWatch()
 
 
 class KafkaProducer(Producer):
-    """A producer made from a configuration of ``fairlane.kafka_config``."""
+    """A producer made from a configuration of ``fairlane.kafka_config``. With ``keeps_credentials`` it keeps those that
+    it began with."""
 
-    def __init__(self, config: ClientConfig, **more: Any) -> None:
+    def __init__(self, config: ClientConfig, *, keeps_credentials: bool = False, **more: Any) -> None:
         own, source, given = _present(config)
         super().__init__(own, **more)
-        _watch(self, source, given)
+        if not keeps_credentials:
+            _watch(self, source, given)
 
     def close(self) -> bool:
         credentials_watch.remove(self)
@@ -158,6 +160,12 @@ class KafkaAdmin(AdminClient):
         own, source, given = _present(config)
         super().__init__(own, **more)
         _watch(self, source, given)
+
+
+def watch_credentials(client: TakesCredentials, config: ClientConfig) -> None:
+    """Tell ``client`` of new credentials, if those of the configuration are in a file. They may be new already."""
+    _, source, given = _present(config)
+    _watch(client, source, given)
 
 
 def _watch(client: TakesCredentials, source: CredentialsSource | None, given: KafkaCredentials | None) -> None:

@@ -21,7 +21,7 @@ from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import FeedUnavailableError
-from fairlane_server.kafka.transactional_producer import transactional_producers
+from fairlane_server.kafka.transactional_producer import TransactionalProducers
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.models import load_models
 from fairlane_server.processes.garbage_collection import collect_less_often
@@ -172,9 +172,11 @@ class ConsumerApp:
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
         settings = self._settings
         transactional_ids = consumer_transactional_ids(settings.group_prefix, self._pool, settings.instance_id)
+        producers = TransactionalProducers(settings, transactional_ids, settings.transaction_timeout_ms)
         return TransactionLoop(
-            transactional_producers(settings, transactional_ids, settings.transaction_timeout_ms),
+            producers.make(),
             ownership,
+            renewed=producers.renewed,
             on_fatal=self._fail,
             max_records=settings.max_transaction_records,
         )

@@ -9,7 +9,7 @@ from time import monotonic, sleep
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from fairlane.backoff import Backoff
-from fairlane.kafka_clients import KafkaProducer
+from fairlane.kafka_clients import KafkaProducer, watch_credentials
 from fairlane.kafka_config import transactional_producer
 from fairlane.ownership import CommitPlan
 from fairlane.settings import KafkaSettings
@@ -215,10 +215,31 @@ class TransactionalProducer:
             sleep(backoff_s(attempt))
 
 
-def transactional_producers(settings: KafkaSettings, ids: Iterable[str], timeout_ms: int) -> tuple[Producer, ...]:
-    """A producer for each transactional id. It reports failed deliveries alone: a commit reports the success of all."""
-    failures_alone = {"delivery.report.only.error": True}
-    return tuple(KafkaProducer(transactional_producer(settings, one, timeout_ms) | failures_alone) for one in ids)
+class TransactionalProducers:
+    """The producers of a process, one for each transactional id.
+
+    A broker refuses to change the user of an open connection, and librdkafka gives up a transaction whose connection
+    ends by that. So a producer keeps its credentials, and others take its place between two transactions.
+    """
+
+    def __init__(self, settings: KafkaSettings, ids: Iterable[str], timeout_ms: int) -> None:
+        # Failed deliveries alone are reported: a commit reports the success of all.
+        failures_alone = {"delivery.report.only.error": True}
+        self._configs = [transactional_producer(settings, one, timeout_ms) | failures_alone for one in ids]
+        self._are_replaced = False
+        watch_credentials(self, self._configs[0])
+
+    def set_sasl_credentials(self, username: str, password: str) -> None:  # noqa: ARG002 - new producers read them anew
+        self._are_replaced = True
+
+    def make(self) -> tuple[Producer, ...]:
+        """Producers with the credentials of now."""
+        self._are_replaced = False
+        return tuple(KafkaProducer(config, keeps_credentials=True) for config in self._configs)
+
+    def renewed(self) -> tuple[Producer, ...] | None:
+        """Producers in place of those that were made before, if the credentials were replaced since then."""
+        return self.make() if self._are_replaced else None
 
 
 def backoff_s(failures: int) -> float:

@@ -58,6 +58,9 @@ Committed = Callable[[Sequence[Settlement]], None]
 def _ignore(_settlements: Sequence[Settlement]) -> None: ...
 
 
+def _none() -> None: ...
+
+
 @dataclass(slots=True)
 class TransactionLoop:
     """Owns the transactional producers and the thread that uses them.
@@ -78,6 +81,9 @@ class TransactionLoop:
     ownership: Ownership
     on_fatal: Callable[[Exception], None]
     on_committed: Committed = _ignore
+    renewed: Callable[[], Sequence[Producer] | None] = _none
+    """Returns producers with the same transactional ids that are to take the place of those in use, if there are such.
+    Asked before each transaction."""
     fallback: Fallback | None = None
     """Returns what to commit instead of a settlement whose first output the broker refuses for good, given the reason.
     The same settlement, or another one for the same topic, is no replacement: it waits. Set before ``start``."""
@@ -118,7 +124,7 @@ class TransactionLoop:
             self.max_blocked, self.max_blocked_bytes, self.refusal_timeout_s, self.max_records, self.max_bytes
         )
         self._watchdog = Watchdog(self.hang_timeout_s, self._hung)
-        self._transactional = deque(TransactionalProducer(producer, self._watchdog) for producer in self.producers)
+        self._use(self.producers)
 
     def start(self) -> None:
         """Register the producers, which aborts a predecessor's open transaction and fences it, and start the thread.
@@ -337,6 +343,8 @@ class TransactionLoop:
             planned = [] if plan is None else [settlements[claim] for claim in plan.claims]
             started = monotonic()
             outputs = (record for item in planned for record in item.outputs)
+            if (producers := self.renewed()) is not None:
+                self._replace(producers)
             self._transactional[0].commit((*batch.notes, *outputs), plan)
             self._transactional.rotate(1)
             if plan is not None:
@@ -344,6 +352,21 @@ class TransactionLoop:
             metrics.TRANSACTION_SECONDS.observe(monotonic() - started)
             metrics.TRANSACTION_RECORDS.observe(len(planned))
             return planned
+
+    def _use(self, producers: Sequence[Producer]) -> None:
+        self.producers = producers
+        self._transactional = deque(TransactionalProducer(producer, self._watchdog) for producer in producers)
+
+    def _replace(self, producers: Sequence[Producer]) -> None:
+        """Use these from now on; no transaction is open. Registering them fences those before. Raises KafkaException,
+        which ends this loop: then neither can commit."""
+        before = self.producers
+        for producer in producers:
+            producer.init_transactions(_INIT_TIMEOUT_S)
+        self._use(producers)
+        for producer in before:
+            producer.close()
+        log.info("transactional_producers_replaced", producers=len(producers))
 
     def _refused(self, batch: TransactionBatch, refusal: RefusedTransactionError, failures: int, took_s: float) -> int:
         """Decide what to try next. Returns the consecutive failures not attributed to a topic, this one included."""

@@ -20,7 +20,7 @@ from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.open_kafka import OpenKafkaError, check_open_kafka
-from fairlane_server.kafka.transactional_producer import transactional_producers
+from fairlane_server.kafka.transactional_producer import TransactionalProducers
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
@@ -116,9 +116,11 @@ class DispatcherApp:
         self._ownership = Ownership(settings.max_undone_span)
         self._archive = KafkaReplyArchive(settings, self._codec)
         transactional_ids = names.dispatcher_transactional_ids(settings.group_prefix, settings.instance_id)
+        producers = TransactionalProducers(settings, transactional_ids, settings.transaction_timeout_ms)
         self._transactions = TransactionLoop(
-            transactional_producers(settings, transactional_ids, settings.transaction_timeout_ms),
+            producers.make(),
             self._ownership,
+            renewed=producers.renewed,
             on_fatal=self._failed,
             on_committed=self._committed,
             fallback=self._unpublishable,

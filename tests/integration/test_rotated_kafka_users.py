@@ -165,8 +165,14 @@ def test_every_process_goes_on_as_the_new_user(rotating: Rotating) -> None:
                 what=f"the new user of {name}",
             )
 
-        # Nothing is under way meanwhile: librdkafka gives up a transaction whose connection ends by a failed login.
-        eventually(lambda: not before & rotating.connections(), WAIT_S, "the end of the old users' connections")
+        def are_gone() -> bool:
+            # Under load: a transaction would not survive that its connection ends.
+            rotating.is_answered(client)
+            return not before & rotating.connections()
+
+        eventually(are_gone, WAIT_S, "the end of the old users' connections")
+        for name in ("dispatcher-1", f"consumer-{pipeline.pool}-1"):
+            assert "transactional_producers_replaced" in pipeline.processes[name].log()
         for user in (*users.values(), tenant):
             rotating.access("retire", user.name)
             assert not credentials_file(mounted.users.folder, user.name).exists()

@@ -52,6 +52,7 @@ class ScriptedProducer:
     before_delivery: Callable[[], None] | None = None
     """Called when a transaction is about to be committed and nothing of it was delivered."""
     begun: int = 0
+    is_closed: bool = False
     _open: Transaction | None = None
     _callbacks: list[tuple[Callable[..., None], str]] = field(default_factory=list)
 
@@ -68,6 +69,11 @@ class ScriptedProducer:
 
     def init_transactions(self, timeout: float) -> None:
         self._follow("init")
+
+    def close(self) -> bool:
+        assert self._open is None
+        self.is_closed = True
+        return True
 
     def begin_transaction(self) -> None:
         self._follow("begin")

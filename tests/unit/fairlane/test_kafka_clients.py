@@ -3,9 +3,11 @@
 import ast
 import gc
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from confluent_kafka import Producer
 
 from deploy.local.layout import PROJECT_ROOT
 from fairlane import kafka_clients
@@ -13,6 +15,7 @@ from fairlane.kafka_clients import CredentialsWatch, KafkaAdmin, KafkaConsumer, 
 from fairlane.kafka_config import connection, idempotent_producer, read_committed_consumer
 from fairlane.kafka_credentials import KafkaCredentials
 from fairlane.settings import KafkaSettings
+from fairlane_server.kafka.transactional_producer import TransactionalProducers
 from tests.kit.waiting import eventually
 
 SERVICES = ("inference_consumers", "producers", "stream_processors")
@@ -120,6 +123,28 @@ def test_each_kind_of_client_is_watched_until_it_is_closed(tmp_path: Path, monke
     producer.close()
     consumer.close()
     assert removed == [producer, consumer]
+
+
+def test_producers_of_transactions_keep_their_credentials_and_others_take_their_place(tmp_path: Path) -> None:
+    settings = settings_in(tmp_path)
+    producers = TransactionalProducers(settings, ("one", "other"), 10_000)
+    first = producers.make()
+    assert len(first) == 2
+    assert producers.renewed() is None
+    file = settings.kafka_credentials_file
+    assert file is not None
+    file.write_text("KAFKA_SASL_USERNAME=second\nKAFKA_SASL_PASSWORD=secret two\n")
+    made: list[Sequence[Producer]] = []
+
+    def are_renewed() -> bool:
+        if (renewed := producers.renewed()) is not None:
+            made.append(renewed)
+        return bool(made)
+
+    eventually(are_renewed, what="other producers")
+    assert producers.renewed() is None
+    for producer in (*first, *made[0]):
+        producer.close()
 
 
 def test_a_consumer_that_is_polled_all_the_time_takes_them_between_two_polls(tmp_path: Path) -> None:

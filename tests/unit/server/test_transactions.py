@@ -5,16 +5,18 @@ What a real broker can be made to do (refuse a generation, a record or a topic, 
 """
 
 import threading
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, Producer
 from prometheus_client import REGISTRY
 
 from fairlane.offsets import CommitPoint
 from fairlane.ownership import Claim, Membership
 from fairlane_server.kafka.transactions import FatalTransactionError, OutputRecord, Settlement
-from tests.kit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench
+from tests.kit.scripted_producer import BUFFER_FULL, ME, OTHER, WORK, Bench, ScriptedProducer
 from tests.kit.waiting import eventually
 
 REACH = 23_832
@@ -437,3 +439,35 @@ def test_a_note_that_its_topic_refuses_is_dropped_and_blames_nobody_else(bench: 
     assert loop.drain(60)
     assert not replaced
     assert bench.producer.values == [record.value for record in settlement.outputs]
+
+
+def test_other_producers_take_over_between_two_transactions(bench: Bench) -> None:
+    """Also after one that was aborted: its records are committed by the new producer."""
+    other, waiting = ScriptedProducer(), deque[Sequence[Producer]]()
+    loop = bench.started(renewed=lambda: waiting.popleft() if waiting else None)
+    zero, one = bench.settlements(0, 1)
+    loop.submit(zero)
+    assert loop.drain(60)
+    closed = [bench.producer.is_closed]
+
+    def replaced() -> None:
+        waiting.append((cast(Producer, other),))
+        raise KafkaException(ABORTABLE)
+
+    bench.producer.then("commit", replaced)
+    loop.submit(one)
+    assert loop.drain(60)
+    assert (bench.producer.values, other.values) == ([b"0"], [b"1"])
+    assert [*closed, bench.producer.is_closed] == [False, True]
+    assert other.committed[0].offsets == {("work", 0): CommitPoint(2)}
+    assert not bench.fatal
+
+
+def test_other_producers_that_cannot_be_registered_end_the_loop(bench: Bench) -> None:
+    """Those before may be fenced already."""
+    other = ScriptedProducer()
+    other.then("init", FATAL)
+    loop = bench.started(renewed=lambda: (cast(Producer, other),))
+    loop.submit_many(bench.settlements(0))
+    eventually(lambda: bench.fatal)
+    assert bench.producer.values == other.values == []

@@ -67,7 +67,8 @@ class TimelineEvent:
 class RequestTimeline:
     """One publication of the request id: a tenant may send an id again, and other tenants may use it too.
 
-    ``state`` is the outcome once it was answered; before, it is waiting, dispatched, handed_back, or the last decision.
+    ``state`` is the outcome once it was answered; before, it is waiting, dispatched, handed_back, settled, or the last
+    decision.
     """
 
     tenant: str
@@ -201,6 +202,9 @@ def _state(gathered: _Gathered) -> str:
     if not decisions:
         return "settled" if gathered.usage else "replayed"
     last = decisions[-1].decision
+    if last == Decision.DISPATCHED and gathered.usage:
+        # Work that is handed back has no usage, so this ended; its reply is not here yet, or not any more.
+        return "settled"
     return "waiting" if last in {Decision.ACCEPTED, Decision.DEGRADED} else last
 
 

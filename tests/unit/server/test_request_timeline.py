@@ -94,6 +94,8 @@ def test_where_a_request_stands_that_was_not_answered() -> None:
     )
     for decisions, state in steps:
         assert tell(History(decisions))[0].state == state
+    ran = History((accepted, decided(Decision.DISPATCHED, 1_050)), (spent(1_060),))
+    assert tell(ran)[0].state == "settled", "its reply is not recorded yet, or was erased"
     (place,) = tell(History((accepted,)))
     assert names_of(place) == ["arrived", "accepted"]
     assert event(place, "accepted").details == {"rank_at_most": "4"}, "the arrival says it already"
@@ -143,7 +145,7 @@ def test_an_id_that_was_sent_again_has_a_story_for_each_place() -> None:
         ),
     )
     first, of_globex, second, third, fourth = tell(history)
-    assert [place.state for place in (first, second, third, fourth)] == ["rejected", "ok", "duplicate", "dispatched"]
+    assert [place.state for place in (first, second, third, fourth)] == ["rejected", "ok", "duplicate", "settled"]
     assert (of_globex.tenant, of_globex.state) == ("globex", "waiting")
     assert event(first, "refused").message == "the queue is full"
     assert event(first, "replied").message is None, "said once"

@@ -195,8 +195,9 @@ class SkippingConsumer(KafkaConsumer):
     def _pass_over(self, place: PartitionPlace, offset: int, problem: str, reason: str) -> SkippedRange | None:
         topic, partition = place
         last = self._last_passed.get(place)
-        if last is not None and (last.first, last.end) == (offset, self._passed_to.get(place)):
-            # The library repeats the error before anything arrives from the new position.
+        if last is not None and last.first == offset and self._passed_to.get(place, last.end) == last.end:
+            # The library repeats the error before anything arrives from the new position but perhaps its end.
+            self._passed_to[place] = last.end
             self.seek(TopicPartition(topic, partition, last.end))
             return None
         try:

@@ -28,6 +28,7 @@ TENANTS = (
     TenantSpec("none", budgets=(Budget("each_key", "day", "XTS", hard_nanos=60),)),
     # Refused whenever its spending is known, whatever that is.
     TenantSpec("never", budgets=(Budget("tenant", "month", "XTS", hard_nanos=0),)),
+    TenantSpec("early", budgets=(Budget("tenant", "month", "XTS", hard_nanos=1_000_000),)),
 )
 
 
@@ -130,6 +131,56 @@ def test_a_caller_is_refused_until_the_budget_renews(everything: Everything) -> 
             assert "budget of key:" in error["message"]
             assert 0 < int(refused.headers["retry-after"]) <= 86_415
             assert refused.headers["x-fairlane-budget"].startswith("day; limit=hard; of=each_key; amount=0.00000006;")
+
+
+def test_the_gateway_refuses_at_once_what_the_dispatcher_would_and_nothing_after_the_budget_is_raised(
+    everything: Everything,
+) -> None:
+    served, pipeline = everything.served, everything.pipeline
+    gateway, tenant = pipeline.processes["gateway-1"], pipeline.tenant("early")
+    answers: dict[bool, httpx.Response] = {}
+
+    with served.client("early") as client:
+
+        def ask() -> httpx.Response:
+            return client.post("/v1/requests?wait=60", json=served.question())
+
+        def refused_early() -> float:
+            return gateway.metric("fairlane_gateway_refused_early_total", code="insufficient_quota")
+
+        def both_say_the_same() -> bool:
+            before = refused_early()
+            answer = ask()
+            answers[refused_early() > before] = answer
+            spent = {one.headers.get("x-fairlane-budget") for one in answers.values()}
+            return len(answers) == 2 and len(spent) == 1
+
+        def limit(hard_nanos: int) -> None:
+            budget = Budget("tenant", "month", "XTS", hard_nanos=hard_nanos)
+            pipeline.tenants[tenant] = TenantSpec(tenant, budgets=(budget,))
+            pipeline.apply()
+
+        # Each costs 42, so that another one alone would fit the budget that is then used up.
+        assert [ask().status_code for _ in range(3)] == [200] * 3
+        limit(100)
+        eventually(both_say_the_same, what="a refusal by each of them")
+        of_dispatcher, of_gateway = answers[False], answers[True]
+        assert of_gateway.status_code == of_dispatcher.status_code == 429
+        errors = [answer.json()["error"] for answer in (of_dispatcher, of_gateway)]
+        told = [{name: error.get(name) for name in ("code", "message", "field")} for error in errors]
+        assert told[0] == told[1]
+        assert told[0]["code"] == "insufficient_quota"
+        waits = [int(answer.headers["retry-after-ms"]) for answer in (of_dispatcher, of_gateway)]
+        # Until the month ends, within the spread of all who come back then.
+        assert abs(waits[0] - waits[1]) < 10_000 + 60_000
+        names_of_headers = [{name.lower() for name in answer.headers} for answer in (of_dispatcher, of_gateway)]
+        assert names_of_headers[0] == names_of_headers[1]
+
+        limit(1_000_000)
+        eventually(lambda: ask().status_code == 200, what="an answer within the new budget")
+        before = refused_early()
+        assert [ask().status_code for _ in range(5)] == [200] * 5
+        assert refused_early() == before
 
 
 def test_a_soft_budget_is_in_a_header_the_body_and_the_stored_result(everything: Everything) -> None:

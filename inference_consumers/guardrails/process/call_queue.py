@@ -156,22 +156,23 @@ class CallQueue:
     def late(self, now_ms: int, absent_since_ms: int | None, longest_wait_ms: int) -> list[QueuedCall]:
         """The calls that are past their end, and those that waited for longer than that for a process that is absent
         since then."""
-        calls = dict.fromkeys((*(piece.of for piece in self._again), *self._waiting()))
         return [
             call
-            for call in calls
+            for call in self._unfinished()
             if call.ends_at_ms <= now_ms
             or (absent_since_ms is not None and now_ms - max(call.came_at_ms, absent_since_ms) > longest_wait_ms)
         ]
 
     def take_all(self) -> list[QueuedCall]:
-        taken = list(dict.fromkeys((*(piece.of for piece in self._again), *self._waiting())))
+        taken = self._unfinished()
         self._again.clear()
         self._calls.clear()
         return taken
 
-    def _waiting(self) -> list[QueuedCall]:
-        return [call for calls in self._calls.values() for call in calls]
+    def _unfinished(self) -> list[QueuedCall]:
+        """Each call of which something is still to be asked, once: those with pieces to ask about again first."""
+        waiting = (call for calls in self._calls.values() for call in calls)
+        return list(dict.fromkeys((*(piece.of for piece in self._again), *waiting)))
 
     def _fill(self, pieces: list[Piece], tenant: str, room: int, *, is_its_turn: bool) -> int:
         """Move what fits of a tenant's calls to ``pieces``. Returns the room that is left."""

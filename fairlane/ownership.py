@@ -9,6 +9,7 @@ from typing import NamedTuple
 from fairlane import metrics
 from fairlane.frozen import frozen_dataclass
 from fairlane.offsets import MAX_SPAN, CommitPoint, Flow, OffsetTracker
+from fairlane.records import SourceCoordinate
 
 _POINT_BYTES = 128
 """Size of an offset in a transaction without its metadata: topic name and fixed fields."""
@@ -49,6 +50,11 @@ class Claim(NamedTuple):
     partition: PartitionId
     offset: int
     epoch: int
+
+    @property
+    def coordinate(self) -> SourceCoordinate:
+        """Topic, partition and offset of the record."""
+        return SourceCoordinate(*self.partition, self.offset)
 
 
 @dataclass(slots=True)

@@ -19,7 +19,6 @@ from fairlane.records import (
     InferenceRequest,
     Message,
     PassageReference,
-    SourceCoordinate,
     Timings,
     TokenUsage,
     UsageEvent,
@@ -171,7 +170,7 @@ class AnswerWriter:
         item: WorkItem | None = None,
     ) -> OutputRecord:
         letter_headers = dead_letter_headers(
-            SourceCoordinate(*claim.partition, claim.offset),
+            claim.coordinate,
             timestamp_ms,
             error,
             LetterWriter(self.consumer_id, self.group),
@@ -275,7 +274,7 @@ class AnswerWriter:
             cost_tokens=item.cost_tokens,
             engine_ms=engine_ms,
             occurred_at_ms=at_ms,
-            work=SourceCoordinate(*work.claim.partition, work.claim.offset),
+            work=work.claim.coordinate,
             images=images,
             batch_size=batch_size,
             cost=self.prices().cost(item.request.model, item.model_version, at_ms, ended, used),

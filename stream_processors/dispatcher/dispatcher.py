@@ -19,7 +19,7 @@ from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.names import backfill_topic
 from fairlane.ownership import Ownership, PartitionId
-from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
+from fairlane.records import ModelVersion, TenantSpec
 from fairlane_server.kafka.transactions import Settlement
 from stream_processors.dispatcher.admission.stage import AdmissionInbox, AdmissionStage
 from stream_processors.dispatcher.cancellation import CancellationService
@@ -187,7 +187,7 @@ class Dispatcher:
             self.wake.set()
             return None
         if queued.passages or queued.history:
-            source = SourceCoordinate(*claim.partition, claim.offset)
+            source = claim.coordinate
             texts = (*(one.text for one in queued.passages), *(said.content for said in queued.history))
             self.scheduler.in_flight.add_input(source, sum(len(text.encode(errors="replace")) for text in texts))
         judgement, reserved_nanos = self.output.budgets.dispatch(queued, now_ms)
@@ -248,7 +248,7 @@ class Dispatcher:
         now_ms = self.clock()
         for settlement in settled:
             claim = settlement.claim
-            self.scheduler.in_flight.committed_own(SourceCoordinate(*claim.partition, claim.offset), now_ms)
+            self.scheduler.in_flight.committed_own(claim.coordinate, now_ms)
         self.response_cache.committed(settlement.claim for settlement in settled)
         self.cancellation.on_committed(settled)
         self.intake.on_room()

@@ -113,7 +113,7 @@ class QueuedRequest:
     @property
     def settles(self) -> SourceCoordinate:
         """Coordinate of the record it settles, under which its work and its reservations are known."""
-        return SourceCoordinate(*self.claim.partition, self.claim.offset)
+        return self.claim.coordinate
 
     @property
     def seen(self) -> tuple[str, str, SourceCoordinate]:

@@ -70,7 +70,7 @@ def claim(offset: int, tenant: str = "a") -> Claim:
 
 
 def source_of(item: Request) -> SourceCoordinate:
-    return SourceCoordinate(*item.claim.partition, item.claim.offset)
+    return item.claim.coordinate
 
 
 def capacity_report(

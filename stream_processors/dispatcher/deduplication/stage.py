@@ -243,7 +243,7 @@ class DeduplicationStage:
         now_ms = self.output.clock()
         if now_ms - self._under_way_at_ms >= _UNDER_WAY_FOR_MS:
             claims = (*self.scheduler.claims(), *(queued.claim for queued in self.response_cache.held()))
-            waiting = (SourceCoordinate(*claim.partition, claim.offset) for claim in claims)
+            waiting = (claim.coordinate for claim in claims)
             self._under_way = frozenset((*waiting, *self.scheduler.in_flight.sources()))
             self._under_way_at_ms = now_ms
         return first in self._under_way

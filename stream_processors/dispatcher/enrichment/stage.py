@@ -9,7 +9,7 @@ from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.outcomes import Degradation, HistoryReason, Priority, RetrievalReason
 from fairlane.ownership import Claim
-from fairlane.records import Retrieval, SourceCoordinate
+from fairlane.records import Retrieval
 from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConcurrencyLimiter, Permit, Urgency
 from stream_processors.dispatcher.enrichment.context import (
     Context,
@@ -137,7 +137,7 @@ class EnrichmentStage:
 
     def release(self, claim: Claim) -> None:
         """Release the in-flight reservation of a request that is not dispatched."""
-        self.in_flight.release(SourceCoordinate(*claim.partition, claim.offset))
+        self.in_flight.release(claim.coordinate)
 
     def keep(self, is_queued: Callable[[Claim], bool]) -> None:
         """Cancel the look-ups of requests that are neither queued nor await enrichment: cancelled, late or revoked."""

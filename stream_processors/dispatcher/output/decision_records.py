@@ -309,7 +309,7 @@ class DecisionWriter:
         Without ``replayed`` there is no reply: that of the first request is still to come, or cannot be sent again.
         """
         source, message = (
-            SourceCoordinate(*queued.claim.partition, queued.claim.offset),
+            queued.claim.coordinate,
             f"first at {first.topic}-{first.partition}@{first.offset}",
         )
         inputs = {"replayed": str(replayed is not None).lower()}
@@ -348,7 +348,7 @@ class DecisionWriter:
 
     def _kept_reply(self, settlement: Settlement, why: str) -> Settlement:
         first = settlement.outputs[0]
-        coordinate = SourceCoordinate(*settlement.claim.partition, settlement.claim.offset)
+        coordinate = settlement.claim.coordinate
         letter_headers = dead_letter_headers(coordinate, None, UnpublishableError(why), self._signature)
         letter = OutputRecord(names.DEAD_LETTER_REQUESTS, *letter_content(first.key, first.value, letter_headers))
         return Settlement(settlement.claim, (letter, *settlement.outputs[1:]))

@@ -337,4 +337,4 @@ def _subtract(counts: Counter[str], tenant: str, amount: int) -> None:
 
 
 def _place(claim: Claim) -> SourceCoordinate:
-    return SourceCoordinate(*claim.partition, claim.offset)
+    return claim.coordinate

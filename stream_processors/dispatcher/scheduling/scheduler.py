@@ -14,7 +14,7 @@ from typing import Generic, TypeVar
 from fairlane.frozen import frozen_dataclass
 from fairlane.names import pool_of_priority, priority_topic
 from fairlane.ownership import Claim
-from fairlane.records import SourceCoordinate, TenantSpec
+from fairlane.records import TenantSpec
 from fairlane_server.admission_rule import CapacityState, PoolCapacity, Prediction, WorkAhead, predict
 from stream_processors.dispatcher.admission import rules
 from stream_processors.dispatcher.admission.rules import AdmissionPolicy, Bounds, Shed
@@ -384,7 +384,7 @@ class Scheduler(Generic[ItemT]):
         """Change the cost of a popped request before it is dispatched: its reservation and its charge follow."""
         if (before.cost_tokens, before.prompt_tokens) == (now.cost_tokens, now.prompt_tokens):
             return
-        source = SourceCoordinate(*before.claim.partition, before.claim.offset)
+        source = before.claim.coordinate
         self.in_flight.change_cost(source, now.cost_tokens, now.prompt_tokens)
         pool = self._pools.get(before.pool)
         if pool is not None:
@@ -507,7 +507,7 @@ class Scheduler(Generic[ItemT]):
             input_bytes=item.input_bytes,
             most_output_tokens=item.most_output_tokens,
         )
-        self.in_flight.reserve(SourceCoordinate(*item.claim.partition, item.claim.offset), reserved)
+        self.in_flight.reserve(item.claim.coordinate, reserved)
         return partition
 
     def _held(self, name: str, pool: _Pool[ItemT]) -> Held:

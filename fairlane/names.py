@@ -206,11 +206,6 @@ def dispatcher_group(prefix: str) -> str:
     return group_id(f"{prefix}.dispatcher")
 
 
-def service_groups(prefix: str) -> str:
-    """Beginning of the ids of all consumer groups of services."""
-    return group_id(f"{prefix}.")
-
-
 def dispatcher_archive_group(prefix: str) -> str:
     """Group id under which dispatchers read single replies; nobody joins it."""
     return group_id(f"{prefix}.dispatcher.archive")

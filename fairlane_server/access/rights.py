@@ -180,11 +180,18 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
         case KafkaRole.RECORDER:
             yield Resource.GROUP, names.recorder_group(prefix), False, Operation.READ
         case KafkaRole.VIEWER:
-            # The lag of every service.
-            yield Resource.GROUP, names.service_groups(prefix), True, Operation.DESCRIBE
+            yield from _lags(prefix)
         case KafkaRole.REPLAYER | KafkaRole.ADMIN:
             # The same for both: of two replays for a tenant the newer one ends the older.
             yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
+
+
+def _lags(prefix: str) -> Iterator[_Right]:
+    """Of the lag of every service. Not of all that begins with GROUP_PREFIX: so may another pipeline's TOPIC_PREFIX."""
+    for one in (names.dispatcher_group(prefix), names.gateway_group(prefix), names.recorder_group(prefix)):
+        yield Resource.GROUP, one, False, Operation.DESCRIBE
+    for one in (names.pool_group(prefix, ""), names.job_group(prefix, "")):
+        yield Resource.GROUP, one, True, Operation.DESCRIBE
 
 
 def _check_prefixes(families: Iterable[TopicFamily]) -> None:

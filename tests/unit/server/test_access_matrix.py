@@ -156,7 +156,10 @@ EXPECTED: Mapping[str, Expected] = {
             DESCRIBE: _EVERY_TOPIC,
             Operation.DESCRIBE_CONFIGS: _EVERY_TOPIC,
         },
-        {DESCRIBE: f"fairlane.* {_OBSERVERS}"},
+        {
+            DESCRIBE: "fairlane.dispatcher fairlane.gateway fairlane.recorder fairlane.pool.* fairlane.job.* "
+            f"{_OBSERVERS}"
+        },
         cluster=frozenset({Operation.DESCRIBE_CONFIGS}),
     ),
     "fairlane_consumer_fast": _of_pool("fast"),

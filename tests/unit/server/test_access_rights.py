@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fairlane import names
@@ -135,6 +135,7 @@ topic_prefixes = st.builds("".join, st.lists(alike | st.sampled_from(["tenant-",
     group_prefixes=st.tuples(alike, alike),
     tenants=st.sets(alike, min_size=1),
 )
+@example(prefixes=("fairlane.", ""), group_prefixes=("fairlane", "fairlane"), tenants={"fairlane"})
 def test_no_tenant_owns_a_group_or_an_id_of_a_service_or_of_another_pipeline(
     prefixes: tuple[str, str], group_prefixes: tuple[str, str], tenants: set[str]
 ) -> None:

@@ -202,8 +202,10 @@ def _state(gathered: _Gathered) -> str:
     if not decisions:
         return "settled" if gathered.usage else "replayed"
     last = decisions[-1].decision
-    if last == Decision.DISPATCHED and gathered.usage:
-        # Work that is handed back has no usage, so this ended; its reply is not here yet, or not any more.
+    # Each time that work is handed back settles it once, under its place of then.
+    handed_back = sum(decision.decision == Decision.HANDED_BACK for decision in decisions)
+    if last == Decision.DISPATCHED and len(gathered.usage) > handed_back:
+        # It ended; its reply is not here yet, or not any more.
         return "settled"
     return "waiting" if last in {Decision.ACCEPTED, Decision.DEGRADED} else last
 

@@ -120,6 +120,8 @@ def test_work_that_was_handed_back_is_one_story_with_both_runs() -> None:
     ]
     assert (event(place, "settled").code, event(place, "settled").details["outcome"]) == ("overloaded", "rejected")
     assert place.state == "ok"
+    runs_again, ended = (tell(replace(history, usage=history.usage[:count], replies=())) for count in (1, 2))
+    assert (runs_again[0].state, ended[0].state) == ("dispatched", "settled")
 
 
 def test_an_id_that_was_sent_again_has_a_story_for_each_place() -> None:

@@ -31,7 +31,7 @@ from fairlane.kafka_config import connection
 from fairlane.outcomes import Degradation
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.postgres.migrations import upgrade
 from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.processes.restarts import RestartPolicy

@@ -31,7 +31,7 @@ from benchmarks.faults.traffic import CampaignLoad, Traffic, carry_out
 from benchmarks.result import Figure, Result
 from benchmarks.simulated_pool import consumer, dispatcher, recorder, simulated_model
 from fairlane.outcomes import Task
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.processes.restarts import RestartPolicy
 

@@ -53,6 +53,7 @@ class SimulatedRequest:
     group: str = ""
     pool: str = POOL
     model_name: str = "simulated"
+    version_key: str = "simulated/1"
     request_id: str = ""
     size_bytes: int = 4_096
     input_bytes: int = 4_096

@@ -166,6 +166,10 @@ class Codec:
     def decode_any(
         self, record_types: tuple[type[RecordT], type[OtherT]], data: bytes | None, *, may_ask: bool = True
     ) -> RecordT | OtherT: ...
+    @overload
+    def decode_any(
+        self, record_types: tuple[type[RecordT], ...], data: bytes | None, *, may_ask: bool = True
+    ) -> RecordT: ...
     def decode_any(self, record_types: tuple[type, ...], data: bytes | None, *, may_ask: bool = True) -> object:
         """Like ``decode``, for records of these types. A record of another type is not decoded.
 

@@ -86,7 +86,7 @@ SPEND_ANOMALY_RATIO = Gauge(
 UNPRICED = Counter("fairlane_unpriced_total", "Requests without a known cost: no price was in force", ["model"])
 HANDED_BACK = Counter(
     "fairlane_handed_back_total",
-    "Work returned to the dispatchers because no engine had room for it, or its engine hung",
+    "Work returned to the dispatchers: no engine had room for it, its engine hung, or its version was not loaded",
     ["tenant", "model"],
 )
 CAPACITY_TOKENS_PER_SECOND = Gauge(

@@ -9,6 +9,8 @@ import re
 
 TENANT_PATTERN = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
 MODEL_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
+MOST_REFERENCE_CHARS = 129
+"""Longest reference of a model: its name, a separator and a version or alias."""
 _REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}")
 _TOPIC_PREFIX = re.compile(r"[a-z0-9.-]{0,40}")
 _FIRST_PARTS = (
@@ -82,6 +84,10 @@ RECORDED_TOPICS = tuple(
 
 DEAD_LETTER_REPLAY_IDS = TOPIC_PREFIX + "fairlane-dead-letter-replay."
 """Beginning of the transactional ids of replays of dead letters."""
+
+MODEL_CHANGES_ID = TOPIC_PREFIX + "fairlane-model-changes"
+"""Transactional id of changes of the published models: the latest to start fences the others, so that no two decide on
+the same records."""
 
 _REQUESTS = topic_name("requests.")
 _BACKFILL = topic_name("backfill.")

@@ -168,11 +168,13 @@ class WorkItem:
     """An admitted request on its way to one pool.
 
     ``cost_tokens`` is prompt plus twice the expected output, ``prompt_tokens`` the prompt's part of it, both estimated.
-    ``handed_back`` counts the times a consumer requeued it. ``max_prompt_tokens`` is the tenant's own bound, which the
-    engine checks with the model's tokenizer; None means the model's bound alone. ``history`` holds the earlier turns of
-    the conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests. ``budget`` is
-    a soft budget that is reached. ``guardrails`` is the tenant's policy at admission; None means that nothing is
-    checked.
+    ``handed_back`` counts the times a consumer requeued it, ``unserved`` is that number as of the last time that it was
+    because the consumer had not loaded its version. ``max_prompt_tokens`` is the tenant's own bound, which the engine
+    checks with the model's tokenizer; None means the model's bound alone. ``history`` holds the earlier turns of the
+    conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests. ``budget`` is a
+    soft budget that is reached. ``guardrails`` is the tenant's policy at admission; None means that nothing is checked.
+    ``arm`` is the arm of the model's route, or the alias, that the version was chosen by, or ``version`` if the request
+    named it itself; None from older dispatchers.
     """
 
     request: InferenceRequest
@@ -199,6 +201,8 @@ class WorkItem:
     cache_answer: bool = False
     budget: BudgetNotice | None = None
     guardrails: GuardrailPolicy | None = None
+    arm: str | None = None
+    unserved: int = 0
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -308,7 +312,8 @@ class InferenceReply:
     when none ran, and from older consumers. With ``cache_use`` the output, its usage and its passages are those of an
     earlier answer. ``turn`` is set when the reply continues a conversation. ``cost`` is None where no price is known; a
     copy (``replayed``) repeats it, and costs nothing more. ``budget`` is the soft budget that was reached, or the hard
-    one that the request was refused for. ``guardrails`` has one entry for each check made, in order.
+    one that the request was refused for. ``guardrails`` has one entry for each check made, in order. ``arm`` is that of
+    its work.
     """
 
     request_id: str
@@ -340,6 +345,7 @@ class InferenceReply:
     cost: Cost | None = None
     budget: BudgetNotice | None = None
     guardrails: tuple[GuardrailVerdict, ...] = ()
+    arm: str | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -408,7 +414,8 @@ class CapacityReport:
 
     Rates are tokens per second of engine time, averaged over recent runs at the batch size with the highest rate; 0
     before the first run. ``cost_tokens_per_s`` is in the dispatcher's unit of cost. ``partitions`` are the partition
-    numbers that this member owns, the same in all topics of its pool; empty from older consumers.
+    numbers that this member owns, the same in all topics of its pool; empty from older consumers. ``versions`` are the
+    loaded ones, each ``model/version``; empty from older consumers.
     """
 
     instance_id: str
@@ -426,6 +433,7 @@ class CapacityReport:
     reported_at_ms: int
     cost_tokens_per_s: float = 0.0
     partitions: tuple[int, ...] = ()
+    versions: tuple[str, ...] = ()
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -580,12 +588,23 @@ class TenantSpec:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class ModelMetric:
+    """A figure that a version was registered with."""
+
+    name: str
+    value: float
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class ModelVersion:
-    """A model served by a pool and by the dedicated pools of single tenants. ``smaller_model`` may answer in its place
-    when it is too busy.
+    """One version of a model, served by a pool and by the dedicated pools of single tenants. ``smaller_model`` may
+    answer in its place when it is too busy.
 
     ``dtype`` is float32, bfloat16 or float16; None means the engine's default. ``quantization`` is int8 for torch
     engines and one of vLLM's methods for vLLM; ``tensor_parallel_size`` is the number of devices per copy.
+
+    ``artifact_digest`` is ``sha256:`` and the digest of its files, ``source`` the address they came from,
+    ``signature`` its inputs and outputs as JSON. A version registered by models.yaml alone has none of these.
     """
 
     model: str
@@ -603,6 +622,63 @@ class ModelVersion:
     dtype: str | None = None
     quantization: str | None = None
     tensor_parallel_size: int = 1
+    artifact_digest: str | None = None
+    source: str | None = None
+    metrics: tuple[ModelMetric, ...] = ()
+    signature: str | None = None
+    requirements: tuple[str, ...] = ()
+    registered_at_ms: int = 0
+    registered_by: str | None = None
+    managed_by: str = "file"
+
+
+@frozen_dataclass(frozen=True, slots=True)
+class RouteArm:
+    """A part of the traffic and the version that gets it. ``target`` is a version, or ``@`` and an alias."""
+
+    arm: str
+    target: str
+    percent: float
+
+
+@frozen_dataclass(frozen=True, slots=True)
+class RouteRule:
+    """The arms for requests that meet all conditions; an empty condition is met by all.
+
+    ``callers`` are values of ``requested_by``. The rule holds from ``from_ms`` until before ``until_ms``.
+    ``sticky_by`` says what stays on one arm: conversation, caller or request; a request without a conversation or
+    caller counts by itself.
+    """
+
+    rule: str
+    arms: tuple[RouteArm, ...]
+    tenants: tuple[str, ...] = ()
+    callers: tuple[str, ...] = ()
+    tasks: tuple[str, ...] = ()
+    from_ms: int | None = None
+    until_ms: int | None = None
+    sticky_by: str = "conversation"
+
+
+@frozen_dataclass(frozen=True, slots=True)
+class ModelRoute:
+    """Which versions of a model get its requests: its aliases, and rules of which the first that is met counts.
+    Requests that meet none go to the alias ``champion``.
+
+    ``aliases`` maps each alias to a version, and ``previous`` those that were moved to the one before. ``stopped``
+    versions get nothing: waiting requests of theirs are routed again. ``revision`` counts the changes of the route.
+    """
+
+    model: str
+    revision: int
+    aliases: dict[str, str]
+    previous: dict[str, str]
+    rules: tuple[RouteRule, ...] = ()
+    stopped: tuple[str, ...] = ()
+    changed_at_ms: int = 0
+    changed_by: str = ""
+    reason: str = ""
+    managed_by: str = "file"
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -646,6 +722,7 @@ type_by_name: dict[str, type] = {
         CancelRequest,
         Cancellation,
         ModelPrices,
+        ModelRoute,
     )
 }
 """The top-level records by the names of their schemas."""

@@ -80,6 +80,9 @@ class PoolCapacity:
     ``owned_partitions`` are those of the pool's topics that a live consumer says it owns, ``work_partitions`` those of
     each consumer that is counted, which get new work. Both are None while that is not known: when nobody lives, or when
     one that lives does not name its partitions, because it is of an older version.
+
+    ``versions`` are the versions of models that each of these consumers has loaded, ``loaded`` the part of all live
+    consumers, above 0 and at most 1, that has each version. Both are None while that is not known, likewise.
     """
 
     state: CapacityState = CapacityState.NEVER
@@ -91,6 +94,8 @@ class PoolCapacity:
     batches: tuple[BatchCapacity, ...] = ()
     owned_partitions: frozenset[int] | None = None
     work_partitions: tuple[frozenset[int], ...] | None = None
+    versions: tuple[frozenset[str], ...] | None = None
+    loaded: Mapping[str, float] | None = None
 
     @property
     def max_batch_items(self) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from fairlane import logs
 from fairlane.settings import Settings
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.processes.launcher import Launcher, end_with_launcher
 from fairlane_server.processes.start import begin_service
 from fairlane_server.yaml_config import ConfigError

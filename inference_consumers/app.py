@@ -23,7 +23,7 @@ from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactional_producer import TransactionalProducers
 from fairlane_server.kafka.transactions import TransactionLoop
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
@@ -153,11 +153,13 @@ class ConsumerApp:
         return 0
 
     def _load_engines(self, driver: EngineDriver) -> bool:
-        """Load one after the other, each into the memory that is left. False when the end came first."""
+        """Load one after the other, each into the memory that is left. False when the end came first. A version that
+        cannot be loaded is left out if there is another one of its model."""
         REGISTRY.register(self._engine_metrics)
         for host in self._hosts:
             host.start(driver)
-            while not driver.engines.by_key[host.key].is_loaded and not self._stop.stopping:
+            state = driver.engines.by_key[host.key]
+            while not (state.is_loaded or state.is_unusable or self._stop.stopping):
                 self._stop.wait(_LOAD_POLL_S)
         if not self._stop.stopping:
             self._readiness.set("engines")
@@ -246,6 +248,7 @@ class ConsumerApp:
                 reported_at_ms=now_ms(),
                 cost_tokens_per_s=reading.rates.cost_tokens_per_s,
                 partitions=tuple(sorted(owned)),
+                versions=consumer.driver.loaded_versions,
             )
 
         producer = KafkaProducer(heartbeat_producer(settings, "capacity"))

@@ -147,7 +147,7 @@ class InferenceConsumer:
             work = self._read(claim, message, now_ms, looked_up=looked_up)
             if work is None:
                 continue
-            if work.item.priority_class not in PRIORITY_WEIGHTS or work.model_key not in self.driver.engines.by_key:
+            if work.item.priority_class not in PRIORITY_WEIGHTS or not self.driver.engines.serves(work.model_key):
                 self._refuse(work, now_ms)
             else:
                 taken.append((work, None if work.item.guardrails is None else input_job(work)))

@@ -16,6 +16,7 @@ from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import TokenUsage
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.models.routes import version_key
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.batching.waiting_work import WaitingWork
 from inference_consumers.cancellations import Cancellations
@@ -129,6 +130,12 @@ class EngineDriver:
     def lost_engines(self) -> list[str]:
         with self.changed:
             return self.engines.lost
+
+    @property
+    def loaded_versions(self) -> tuple[str, ...]:
+        """The versions that can run now or are being started again, as requests name them."""
+        with self.changed:
+            return tuple(version_key(*state.host.key) for state in self.engines if state.has_been_loaded)
 
     def idle_ms(self, now_ms: int) -> int:
         """Since the end of the last run; 0 while something runs. Under the lock."""
@@ -279,7 +286,13 @@ class EngineDriver:
         self._tell(settled)
 
     def engine_failed(self, host: Host, reason: str) -> None:
+        """The end of the consumer, unless it is a new version beside one that serves."""
         log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
+        with self.changed:
+            state = self.engines.by_key[host.key]
+            if not state.has_been_loaded and self.engines.has_other_version(host.key):
+                state.is_unusable = True
+                return
         self.on_fatal(EngineFailedError(reason))
 
     def _tell(self, settled: Sequence[Settled]) -> None:

@@ -32,7 +32,7 @@ from fairlane.outcomes import Task
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.api_keys.key_store import ApiKeys, ApiKeysError
 from fairlane_server.control.tenants_file import load_tenants
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.private_files import write_private
 from fairlane_server.topics.families import KafkaRole

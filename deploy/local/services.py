@@ -17,7 +17,7 @@ from deploy.local.layout import (
 )
 from deploy.local.supervisor import ProcessSpec
 from fairlane_server.access.users import KafkaUser
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.redis.rights import RedisRole, redis_user
 from fairlane_server.topics.families import KafkaRole, pools_of

@@ -99,6 +99,7 @@ def wanted_grants(families: Sequence[TopicFamily], users: Iterable[KafkaUser], g
     for user in users:
         grants.update(Grant(user.name, *right) for right in _topic_rights(families, user))
         grants.update(Grant(user.name, *right) for right in _group_rights(user, group_prefix))
+        grants.update(Grant(user.name, *right) for right in _change_ids(user))
     return frozenset(grants)
 
 
@@ -181,9 +182,6 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
             yield Resource.GROUP, names.recorder_group(prefix), False, Operation.READ
         case KafkaRole.VIEWER:
             yield from _lags(prefix)
-        case KafkaRole.REPLAYER | KafkaRole.ADMIN:
-            # The same for both: of two replays for a tenant the newer one ends the older.
-            yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
 
 
 def _lags(prefix: str) -> Iterator[_Right]:
@@ -192,6 +190,14 @@ def _lags(prefix: str) -> Iterator[_Right]:
         yield Resource.GROUP, one, False, Operation.DESCRIBE
     for one in (names.pool_group(prefix, ""), names.job_group(prefix, "")):
         yield Resource.GROUP, one, True, Operation.DESCRIBE
+
+
+def _change_ids(user: KafkaUser) -> Iterator[_Right]:
+    """Of the transactional ids by which people change something, one at a time: the newer change ends the older."""
+    if user.role in (KafkaRole.REPLAYER, KafkaRole.ADMIN):
+        yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
+    if user.role is KafkaRole.OPERATOR:
+        yield Resource.TRANSACTIONAL_ID, names.MODEL_CHANGES_ID, False, Operation.WRITE
 
 
 def _check_prefixes(families: Iterable[TopicFamily]) -> None:

@@ -1,13 +1,10 @@
 """The audit of what is administered: who changed what, in the table ``admin_events``, to which rows are only added."""
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
-from getpass import getuser
-from platform import node
 from typing import Any
 
 import psycopg
@@ -62,15 +59,6 @@ class AdminEventOutcome(StrEnum):
 
 class AuditError(ReportableError):
     """The audit cannot be read or written."""
-
-
-def command_author() -> str:
-    """User and machine of a command."""
-    user = f"uid {os.getuid()}"
-    # A container may have no user with this uid.
-    with suppress(KeyError, OSError, ImportError):
-        user = getuser()
-    return f"{user}@{node()}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,13 +5,12 @@ import time
 from fairlane.clock import now_ms
 from fairlane.closing import Closing
 from fairlane.codec import Codec
-from fairlane.names import CONTROL_MODELS
-from fairlane.records import ModelVersion
 from fairlane.settings import Settings
-from fairlane_server.control.publisher import ControlTopic
+from fairlane_server.control.published_models import model_topic
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.kafka.load_feed import LoadFeed
+from fairlane_server.models.catalog import ModelRecord
 
 _SETTLE_S = 0.6
 """Two heartbeats of everybody."""
@@ -27,7 +26,7 @@ class Observer(Closing):
     def __init__(self, settings: Settings, codec: Codec) -> None:
         self._settings = settings
         self._codec = codec
-        self._models = ControlTopic(settings, codec, CONTROL_MODELS, ModelVersion, "model")
+        self._models = model_topic(settings, codec)
         self._feed: LoadFeed | None = None
         self._board = LoadBoard()
         self._asked_at = 0.0
@@ -37,8 +36,8 @@ class Observer(Closing):
             self._feed.close()
             self._feed = None
 
-    def models(self) -> dict[str, ModelVersion | None]:
-        """The published models by name; None for one that cannot be read. Raises ClusterError."""
+    def models(self) -> dict[str, ModelRecord | None]:
+        """The published versions and routes by key; None for one that cannot be read. Raises ClusterError."""
         return self._models.read()
 
     def loads(self) -> tuple[LoadView, str | None]:

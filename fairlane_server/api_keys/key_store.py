@@ -17,7 +17,7 @@ import psycopg
 from fairlane.closing import Closing
 from fairlane.logs import get_logger
 from fairlane.names import is_name
-from fairlane_server.administration.events import AdminEvent, AdminEventKind, command_author
+from fairlane_server.administration.events import AdminEvent, AdminEventKind
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope, new_key
 from fairlane_server.api_keys.permissions import (
     OF_DEPLOYMENT,
@@ -28,6 +28,7 @@ from fairlane_server.api_keys.permissions import (
     role_permissions,
     scope_permissions,
 )
+from fairlane_server.command_author import command_author
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, describe, reason
 from fairlane_server.store_error import ReportableError
 

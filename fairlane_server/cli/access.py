@@ -44,7 +44,7 @@ from fairlane_server.cli.output import (
 from fairlane_server.control.published_tenants import all_tenants
 from fairlane_server.control.tenants_file import KafkaQuotas, load_kafka_quotas
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.redis.credentials import acl_file
 from fairlane_server.redis.rights import RedisServer
 from fairlane_server.topics.families import load_families, pools_of

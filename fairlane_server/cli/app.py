@@ -20,7 +20,9 @@ from fairlane_server.cli import (
     dlq,
     explain,
     keys,
+    models,
     prices,
+    routes,
     schemas,
     sessions,
     top,
@@ -44,7 +46,8 @@ app = typer.Typer(
 app.add_typer(topics.app, name="topics")
 app.add_typer(access.app, name="access")
 app.add_typer(control.tenants, name="tenants")
-app.add_typer(control.models, name="models")
+app.add_typer(models.models, name="models")
+app.add_typer(routes.routes, name="routes")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")

@@ -1,4 +1,4 @@
-"""``fairlane tenants`` and ``fairlane models``: publish the records of the two files, topics first."""
+"""``fairlane tenants``, and what all commands that publish the records of a file have in common: topics first."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
@@ -8,15 +8,14 @@ from typing import Annotated, TypeVar
 
 import typer
 
-from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
-from fairlane.records import ModelPrices, ModelVersion, TenantGroup, TenantSpec
+from fairlane.names import CONTROL_TENANTS
+from fairlane.records import ModelPrices, TenantGroup, TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.cli.output import (
     AsJson,
     BootstrapServers,
     Force,
-    ModelsFile,
     ReplicationFactor,
     TenantsFile,
     TopicsFile,
@@ -35,31 +34,35 @@ from fairlane_server.cli.topics import (
     show_applied,
     show_findings,
 )
+from fairlane_server.command_author import command_author
+from fairlane_server.control.exclusive_change import ExclusiveChange
 from fairlane_server.control.published_tenants import managed_by_api, tenant_topic, with_api_tenants
-from fairlane_server.control.publisher import ControlTopic, compare
+from fairlane_server.control.publisher import ControlTopic, Publication, compare
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.kafka.open_kafka import check_open_kafka
-from fairlane_server.models import load_models
+from fairlane_server.models.catalog import ModelRecord
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 
-RecordT = TypeVar("RecordT", bound=TenantSpec | ModelVersion | ModelPrices)
+RecordT = TypeVar("RecordT", bound=TenantSpec | ModelRecord | ModelPrices)
 
 State = Mapping[str, RecordT | None]
 Recorded = Callable[[State[RecordT], State[RecordT]], AbstractContextManager[None]]
 """Records a change: published records as they were, and those that change as they will be; None is none."""
 
+Wanted = Callable[[State[RecordT]], Mapping[str, RecordT]]
+"""The records that a file stands for, given the published ones, by key and in the order of publication."""
+Foreign = Callable[[State[RecordT]], Collection[str]]
+Check = Callable[[State[RecordT], Mapping[str, RecordT], Iterable[str]], None]
+"""Ends the command if these changed records and withdrawn keys must not be published."""
+
 tenants = typer.Typer(help="The tenants, from deploy/tenants.yaml.", no_args_is_help=True)
-models = typer.Typer(help="The models and their pools, from deploy/models.yaml.", no_args_is_help=True)
 
 DeleteTenants = Annotated[
     bool, typer.Option("--delete", help="Withdraw tenants that the file no longer names. Their topics stay.")
 ]
 NoAudit = Annotated[
     bool, typer.Option("--no-audit", help="Publish without a record in the audit, for instance without Postgres.")
-]
-DeleteModels = Annotated[
-    bool, typer.Option("--delete", help="Withdraw models that the file no longer names. Topics of pools stay.")
 ]
 
 
@@ -96,9 +99,9 @@ def apply_tenants(
     reported = [family for family in families if "tenant" in family.placeholders]
     cluster = ClusterAdmin(settings)
     apply_records(
-        *(cluster, reported, topics, replication_factor, control, specs),
+        *(cluster, reported, topics, replication_factor, control, lambda _published: specs),
         recorded=_warned if no_audit else partial(_recorded, settings),
-        foreign=foreign,
+        foreign=lambda _published: foreign,
         force=force,
         delete=delete,
         as_json=as_json,
@@ -118,7 +121,7 @@ def _recorded(settings: Settings, before: State[TenantSpec], after: State[Tenant
     if not after:
         yield
         return
-    from fairlane_server.administration.events import AdminAudit, AuditError, command_author
+    from fairlane_server.administration.events import AdminAudit, AuditError
     from fairlane_server.administration.recorded_change import recorded_change
     from fairlane_server.administration.tenants import TenantChange, tenant_event
 
@@ -136,47 +139,18 @@ def _recorded(settings: Settings, before: State[TenantSpec], after: State[Tenant
         yield
 
 
-@models.command("apply")
-def apply_models(
-    bootstrap_servers: BootstrapServers = None,
-    models_file: ModelsFile = None,
-    topics_file: TopicsFile = None,
-    replication_factor: ReplicationFactor = None,
-    *,
-    delete: DeleteModels = False,
-    force: Force = False,
-    as_json: AsJson = False,
-) -> None:
-    """Create the pools' priority topics, then publish the models that are new or changed to every process.
-
-    May be repeated.
-    """
-    settings = settings_with(kafka_bootstrap_servers=bootstrap_servers, models_file=models_file)
-    versions = {version.model: version for version in load_models(settings.models_file)}
-    families = [
-        family
-        for family in load_families(topics_file)
-        if "pool" in family.placeholders or family.name == CONTROL_MODELS
-    ]
-    topics = expand(families, (), versions.values())
-    cluster = ClusterAdmin(settings)
-    control = _model_topic(settings)
-    # No extra topics are reported: a pool without a model may be a tenant's own, and `topics plan` reports them.
-    apply_records(
-        cluster, (), topics, replication_factor, control, versions, force=force, delete=delete, as_json=as_json
-    )
-
-
 def apply_records(
     cluster: ClusterAdmin,
     families: Iterable[TopicFamily],
     topics: tuple[TopicSpec, ...],
     replication_factor: int | None,
     control: ControlTopic[RecordT],
-    records: Mapping[str, RecordT],
+    wanted: "Wanted[RecordT]",
     *,
     recorded: "Recorded[RecordT]" = lambda _before, _after: nullcontext(),
-    foreign: Collection[str] = (),
+    foreign: "Foreign[RecordT]" = lambda _published: (),
+    change: ExclusiveChange | None = None,
+    check: "Check[RecordT]" = lambda _published, _changed, _withdrawn: None,
     force: bool,
     delete: bool,
     as_json: bool,
@@ -184,7 +158,8 @@ def apply_records(
     """Create ``topics``, then publish changed records and, with ``delete``, withdraw removed ones; print what was done.
 
     ``families`` are those whose extra topics are reported; ``recorded`` records what is published; ``foreign`` are
-    records that something else manages. Raises ClusterError.
+    keys of records that something else manages. With ``change`` no other one of that kind comes between reading and
+    publishing, and ``check`` may refuse it. Raises ClusterError.
     """
     plan = make_plan(cluster, families, topics, replication_factor)
     applied = carry_out(cluster, plan, force=force)
@@ -192,11 +167,23 @@ def apply_records(
         show_applied(applied, len(topics))
     show_findings(plan.findings)
     fail_if_any_failed(applied)
-    published = control.read()
-    publication = compare(records, published, foreign)
+    made: list[Publication[RecordT]] = []
+
+    def decide(published: State[RecordT]) -> tuple[Iterable[RecordT], Iterable[str]]:
+        made[:] = [compare(wanted(published), published, foreign(published))]
+        withdrawn = made[0].unknown if delete else ()
+        check(published, made[0].changed, withdrawn)
+        return made[0].changed.values(), withdrawn
+
+    if change is None:
+        published = control.read()
+        _, withdrawn = decide(published)
+        with recorded(published, {**made[0].changed, **dict.fromkeys(withdrawn)}):
+            control.publish(made[0].changed.values(), withdrawn)
+    else:
+        change.make(control, decide)
+    publication = made[0]
     withdrawn = publication.unknown if delete else ()
-    with recorded(published, {**publication.changed, **dict.fromkeys(withdrawn)}):
-        control.publish(publication.changed.values(), withdrawn)
     if as_json:
         show_json(
             {
@@ -210,14 +197,14 @@ def apply_records(
         )
         return
     for name in publication.changed:
-        say(f"{control.key_field} {name}: published")
+        say(f"{control.kind} {name}: published")
     for name in withdrawn:
-        say(f"{control.key_field} {name}: withdrawn")
+        say(f"{control.kind} {name}: withdrawn")
     say(f"{len(publication.unchanged)} unchanged")
     for name in publication.foreign:
-        warn(f"{control.key_field} {name} is managed by the admin API and stays as it is; --force takes it over")
+        warn(f"{control.kind} {name} is managed by the admin API and stays as it is; --force takes it over")
     for name in () if delete else publication.unknown:
-        warn(f"{control.key_field} {name} is published but not in the file; --delete withdraws it")
+        warn(f"{control.kind} {name} is published but not in the file; --delete withdraws it")
 
 
 @tenants.command("list")
@@ -230,14 +217,6 @@ def list_tenants(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson 
     list_records(control, columns, _tenant_row, as_json=as_json)
 
 
-@models.command("list")
-def list_models(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson = False) -> None:
-    """Show the models that the cluster's processes know."""
-    control = _model_topic(settings_with(kafka_bootstrap_servers=bootstrap_servers))
-    columns = ("version", "pool", "engine", "tasks", "context", "output", "batch", "smaller")
-    list_records(control, columns, _model_row, as_json=as_json)
-
-
 def list_records(
     control: ControlTopic[RecordT],
     columns: tuple[str, ...],
@@ -245,16 +224,12 @@ def list_records(
     *,
     as_json: bool,
 ) -> None:
-    kind, found = control.key_field, control.read()
+    kind, found = control.kind, control.read()
     if as_json:
         show_json({f"{kind}s": [asdict(record) if record else {kind: name} for name, record in found.items()]})
         return
     rows = [(name, *(row(record) if record else ("(unreadable)",))) for name, record in sorted(found.items())]
     show_table((kind, *columns), rows)
-
-
-def _model_topic(settings: Settings) -> ControlTopic[ModelVersion]:
-    return ControlTopic(settings, codec_for(settings), CONTROL_MODELS, ModelVersion, "model")
 
 
 def _tenant_row(spec: TenantSpec) -> tuple[str, ...]:
@@ -282,16 +257,3 @@ def _tenant_row(spec: TenantSpec) -> tuple[str, ...]:
 def _group(group: TenantGroup) -> str:
     name = group.group if group.parent is None else f"{group.parent}/{group.group}"
     return f"{name} {group.weight:g}"
-
-
-def _model_row(model: ModelVersion) -> tuple[str, ...]:
-    return (
-        model.version,
-        ", ".join((model.pool, *model.dedicated_pools)),
-        model.engine,
-        ", ".join(model.tasks),
-        f"{model.max_context_tokens} tokens",
-        f"{model.max_output_tokens} tokens",
-        f"{model.max_batch_size} items, {model.max_batch_tokens} tokens",
-        model.smaller_model or "-",
-    )

@@ -25,7 +25,7 @@ from fairlane_server.cli.output import (
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.costs.prices_file import load_prices
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import read_models
 from fairlane_server.topics.families import expand, load_families
 
 prices = typer.Typer(help="The prices of the models, from deploy/prices.yaml.", no_args_is_help=True)
@@ -65,13 +65,16 @@ def apply_prices(
     settings = settings_with(
         kafka_bootstrap_servers=bootstrap_servers, prices_file=prices_file, models_file=models_file
     )
-    models = [model.model for model in load_models(settings.models_file)]
+    models = [*read_models(settings.models_file).aliases]
     records = {record.model: record for record in load_prices(settings.prices_file, models)}
     families = [family for family in load_families(topics_file) if family.family == _FAMILY]
     cluster, control = ClusterAdmin(settings), _price_topic(settings)
     topics = expand(families, (), ())
     apply_records(
-        cluster, (), topics, replication_factor, control, records, force=force, delete=delete, as_json=as_json
+        *(cluster, (), topics, replication_factor, control, lambda _published: records),
+        force=force,
+        delete=delete,
+        as_json=as_json,
     )
     for model in models:
         if model not in records:
@@ -86,7 +89,7 @@ def list_prices(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson =
 
 
 def _price_topic(settings: Settings) -> ControlTopic[ModelPrices]:
-    return ControlTopic(settings, codec_for(settings), CONTROL_PRICES, ModelPrices, "model")
+    return ControlTopic(settings, codec_for(settings), CONTROL_PRICES, ModelPrices, kind="model")
 
 
 def _row(record: ModelPrices) -> tuple[str, ...]:

@@ -28,7 +28,7 @@ from fairlane_server.cli.output import (
 )
 from fairlane_server.control.published_tenants import all_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families
 from fairlane_server.topics.plan import Change, Deviation, TopicPlan, plan, unknown_override_tenants

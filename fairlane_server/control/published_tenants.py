@@ -12,7 +12,7 @@ from fairlane_server.control.tenants_file import API, load_tenants
 
 def tenant_topic(settings: KafkaSettings, codec: Codec) -> ControlTopic[TenantSpec]:
     """The control topic of the tenants."""
-    return ControlTopic(settings, codec, CONTROL_TENANTS, TenantSpec, "tenant")
+    return ControlTopic(settings, codec, CONTROL_TENANTS, TenantSpec, kind="tenant")
 
 
 def managed_by_api(published: Mapping[str, TenantSpec | None]) -> dict[str, TenantSpec]:

@@ -4,8 +4,9 @@ The last record of a key is what every process believes; a record without a valu
 """
 
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Generic, TypeVar
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -57,25 +58,28 @@ def compare(
 
 
 class ControlTopic(Generic[RecordT]):
-    """One control topic, whose records are of one type and keyed by one of its fields."""
+    """One control topic. ``kind`` says in messages what a record is."""
 
     def __init__(
         self,
         settings: KafkaSettings,
         codec: Codec,
         topic: str,
-        record_type: type[RecordT],
-        key_field: str,
+        *record_types: type[RecordT],
+        kind: str,
+        key_of: Callable[[RecordT], str] | None = None,
     ) -> None:
+        """``key_of`` None: the field that is called like the kind."""
         self._settings = settings
         self._codec = codec
-        self._topic = topic
-        self._record_type = record_type
-        self.key_field = key_field
+        self.topic = topic
+        self._record_types = record_types
+        self._key_of = key_of or attrgetter(kind)
+        self.kind = kind
 
     def read_if_there(self) -> dict[str, RecordT | None]:
         """As ``read``; nothing when the topic does not exist."""
-        return self.read() if self._topic in ClusterAdmin(self._settings).metadata().topics else {}
+        return self.read() if self.topic in ClusterAdmin(self._settings).metadata().topics else {}
 
     def read(self) -> dict[str, RecordT | None]:
         """The last record of every key that was not taken back; None for one that cannot be read.
@@ -83,9 +87,9 @@ class ControlTopic(Generic[RecordT]):
         Raises ClusterError when the topic does not exist or is not read to its end in time.
         """
         records: dict[str, RecordT | None] = {}
-        for key, value in _read_to_end(self._settings, self._topic).items():
+        for key, value in _read_to_end(self._settings, self.topic).items():
             try:
-                records[key] = self._codec.decode_as(self._record_type, value)
+                records[key] = self._codec.decode_any(self._record_types, value)
             except DecodeError:
                 records[key] = None
         return records
@@ -95,12 +99,14 @@ class ControlTopic(Generic[RecordT]):
 
         Raises ClusterError when one was not acknowledged.
         """
-        values: dict[str, bytes | None] = {
-            getattr(record, self.key_field): self._codec.encode(record) for record in records
-        }
-        values.update(dict.fromkeys(withdrawn))
+        values = self.values_of(records, withdrawn)
         if values:
-            _publish(self._settings, self._topic, values)
+            _publish(self._settings, self.topic, values)
+
+    def values_of(self, records: Iterable[RecordT], withdrawn: Iterable[str] = ()) -> dict[str, bytes | None]:
+        """What is published for these, by key: the encoded records, and None for withdrawn keys."""
+        values: dict[str, bytes | None] = {self._key_of(record): self._codec.encode(record) for record in records}
+        return values | dict.fromkeys(withdrawn)
 
 
 def _read_to_end(settings: KafkaSettings, topic: str) -> dict[str, bytes]:

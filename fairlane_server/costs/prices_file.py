@@ -8,7 +8,7 @@ from typing import Any
 from fairlane.names import MODEL_PATTERN
 from fairlane.records import ModelPrices, Price
 from fairlane_server.costs.price_book import CURRENCY, LARGEST_PRICE, MOST_PRICES
-from fairlane_server.models import VERSION_PATTERN
+from fairlane_server.models.routes import VERSION_PATTERN
 from fairlane_server.yaml_config import Reader, YamlNode, load_yaml_with_lines
 
 _PLACES = 9

@@ -1,12 +1,13 @@
 """Dead letters as tools read them, and the marks of replayed letters. Pure."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fairlane import headers
 from fairlane.codec import Codec, DecodeError
 from fairlane.names import tenant_of_request_topic
 from fairlane.records import InferenceReply, InferenceRequest, SourceCoordinate, WorkItem
+from fairlane_server.models.routes import NAMED_VERSION, version_key
 
 _NO_OFFSET = -1
 _MOST_DIGITS = 18
@@ -59,9 +60,12 @@ class Letter:
 
     @property
     def request(self) -> InferenceRequest | None:
-        """The request in it, if any."""
+        """The request in it, if any; of work for a version that it named, with the version."""
         if isinstance(self.content, WorkItem):
-            return self.content.request
+            request = self.content.request
+            if self.content.arm != NAMED_VERSION:
+                return request
+            return replace(request, model=version_key(request.model, self.content.model_version))
         return self.content if isinstance(self.content, InferenceRequest) else None
 
     @property

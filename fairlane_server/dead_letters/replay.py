@@ -1,8 +1,7 @@
 """Replays of dead letters: the new request, the mark on the letter and the audit, in one transaction per letter."""
 
 import time
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
@@ -24,7 +23,7 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.dead_letters.letters import Letter, mark_headers
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.settlement import OutputRecord
-from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s
+from fairlane_server.kafka.transactional_producer import TopicRefusal, backoff_s, close_producer, while_retriable
 
 
 class NotReplayableError(Exception):
@@ -185,7 +184,7 @@ class Replayer(Closing):
             config = transactional_producer(self._settings, dead_letter_replay_id(tenant), _TIMEOUT_MS)
             producer = self._producers[tenant] = KafkaProducer(quiet_config(config, errors))
             try:
-                _repeat(partial(producer.init_transactions, _CALL_TIMEOUT_S), _SLOW_TRIES)
+                while_retriable(partial(producer.init_transactions, _CALL_TIMEOUT_S), _SLOW_TRIES)
             except KafkaException as error:
                 self._block(tenant, f"no transaction can be begun: {errors.text or reason_of(error)}")
         if tenants and self._blocked.keys() >= {*tenants}:
@@ -216,11 +215,11 @@ class Replayer(Closing):
     def close(self) -> None:
         """Disconnect. An open transaction, as after Ctrl-C, is aborted."""
         for producer in self._producers.values():
-            _close(producer)
+            close_producer(producer)
 
     def _block(self, tenant: str, why: str) -> None:
         self._blocked[tenant] = why
-        _close(self._producers.pop(tenant))
+        close_producer(self._producers.pop(tenant))
 
     def _transaction(self, producer: Producer, replay: Replay) -> SourceCoordinate:
         now_ms = self._clock()
@@ -231,7 +230,7 @@ class Replayer(Closing):
         place = _deliver(producer, request_record(replay, self._codec))
         for record in audit_records(replay, place, self._codec, self._actor, now_ms):
             _deliver(producer, record)
-        _repeat(partial(producer.commit_transaction, _CALL_TIMEOUT_S))
+        while_retriable(partial(producer.commit_transaction, _CALL_TIMEOUT_S), _TRIES)
         return place
 
     def _look_up(self, producer: Producer, topic: str) -> None:
@@ -254,7 +253,7 @@ class Replayer(Closing):
         problem = cause
         if not cause.fatal():
             try:
-                _repeat(partial(producer.abort_transaction, _CALL_TIMEOUT_S), _SLOW_TRIES)
+                while_retriable(partial(producer.abort_transaction, _CALL_TIMEOUT_S), _SLOW_TRIES)
             except KafkaException as error:
                 problem = error.args[0]
             else:
@@ -272,12 +271,6 @@ class Replayer(Closing):
             raise ClusterError(f"the replay has stopped: {text}; what it replayed stands") from None
         self._block(replay.tenant, text)
         raise NotReplayedError(text)
-
-
-def _close(producer: Producer) -> None:
-    # A fenced client raises once more.
-    with suppress(KafkaException, SystemError):
-        producer.close()
 
 
 def _deliver(producer: Producer, record: OutputRecord) -> SourceCoordinate:
@@ -321,16 +314,3 @@ def _cause_of(producer: Producer, failure: KafkaError) -> KafkaError:
         found: KafkaError = error.args[0]
         return found if found.txn_requires_abort() else failure
     return failure
-
-
-def _repeat(call: Callable[[], None], tries: int = _TRIES) -> None:
-    """Repeat a call while its error is retriable, at most so many times."""
-    for attempt in range(1, tries + 1):
-        try:
-            call()
-        except KafkaException as error:
-            if not error.args[0].retriable() or attempt == tries:
-                raise
-            time.sleep(backoff_s(attempt))
-        else:
-            return

@@ -189,10 +189,10 @@ class TopicFollower(ABC):
 class Feed(TopicFollower, Generic[RecordT]):
     """The live content of one compacted topic. ``snapshot`` is an immutable mapping, replaced at every change."""
 
-    def __init__(self, settings: KafkaSettings, codec: Codec, topic: str, record_type: type[RecordT]) -> None:
+    def __init__(self, settings: KafkaSettings, codec: Codec, topic: str, *record_types: type[RecordT]) -> None:
         super().__init__(settings, topic)
         self._codec = codec
-        self._record_type = record_type
+        self._record_types = record_types
         self._content: dict[str, RecordT] = {}
         self._snapshot: Mapping[str, RecordT] = {}
         self._listeners: list[Callable[[Mapping[str, RecordT]], None]] = []
@@ -214,7 +214,7 @@ class Feed(TopicFollower, Generic[RecordT]):
         if value is None:
             return self._content.pop(name, None) is not None
         try:
-            self._content[name] = self._codec.decode_as(self._record_type, value)
+            self._content[name] = self._codec.decode_any(self._record_types, value)
         except DecodeError as error:
             metrics.UNREADABLE_RECORDS.labels(reader=READER, problem=error.problem).inc()
             log.error("feed_record_undecodable", topic=self._topic, key=name, problem=error.problem)

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic, sleep
@@ -244,6 +245,26 @@ class TransactionalProducers:
 
 def backoff_s(failures: int) -> float:
     return _BACKOFF.delay_s(failures, random.random())  # noqa: S311 - jitter, not a secret
+
+
+def while_retriable(call: Callable[[], None], tries: int) -> None:
+    """Repeat a call while its error is retriable, at most so many times. Raises KafkaException."""
+    for attempt in range(1, tries + 1):
+        try:
+            call()
+        except KafkaException as error:
+            if not error.args[0].retriable() or attempt == tries:
+                raise
+            sleep(backoff_s(attempt))
+        else:
+            return
+
+
+def close_producer(producer: Producer) -> None:
+    """Disconnect; an open transaction is aborted."""
+    # A fenced client raises once more.
+    with suppress(KafkaException, SystemError):
+        producer.close()
 
 
 def topic_partitions(plan: CommitPlan) -> list[TopicPartition]:

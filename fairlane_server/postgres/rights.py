@@ -128,7 +128,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
+            "model_versions": "SELECT, INSERT, UPDATE, DELETE",
+            # Of a recorder of an older version.
             "models": "SELECT, INSERT, UPDATE, DELETE",
+            "model_routes": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
             # Requests that an erasure of their conversation covers get tombstones of their own.
             "erased": "SELECT, INSERT",
@@ -200,8 +203,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `db status`. Of results all
-    # columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `models history` and
+    # `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, reply_topic, reply_partition, reply_offset, recorded_at)",
@@ -210,6 +213,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_daily_callers": "SELECT",
             "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
+            "model_routes": "SELECT",
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
             # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.

@@ -164,7 +164,7 @@ class Host(Protocol):
 @dataclass(slots=True)
 class EngineState:
     """State of one engine. ``life`` numbers its process; ``name`` is its name in replies; ``watch`` is set while it
-    runs something."""
+    runs something. ``is_unusable``: it could not be loaded, and another version of its model serves."""
 
     host: Host
     max_items: int
@@ -173,6 +173,7 @@ class EngineState:
     is_continuous: bool = False
     is_loaded: bool = False
     has_been_loaded: bool = False
+    is_unusable: bool = False
     life: int = 0
     watch: RunWatch | None = None
 
@@ -197,6 +198,15 @@ class EngineStates:
 
     def __iter__(self) -> Iterator[EngineState]:
         return iter(self.by_key.values())
+
+    def serves(self, key: ModelKey) -> bool:
+        """Whether work of this version can run here, now or when its engine is started again."""
+        state = self.by_key.get(key)
+        return state is not None and not state.is_unusable
+
+    def has_other_version(self, key: ModelKey) -> bool:
+        """Whether another version of this model may serve."""
+        return any(other[0] == key[0] and other != key and self.serves(other) for other in self.by_key)
 
     def ended(self, key: ModelKey) -> None:
         if not self.runs.of(key):

@@ -106,15 +106,17 @@ class AnswerWriter:
             outputs.append(self._guarded(work, outcome, run.finished_at_ms))
         return Answered(Settlement(work.claim, tuple(outputs)), reply, turn_left_out)
 
-    def handed_back(self, work: ReceivedWork, returned: WorkItem, why: str, run: EngineRun) -> Settlement:
-        """Records of requeued work: no reply, no usage, and its audit event; dispatchers retry it with less context."""
+    def handed_back(self, work: ReceivedWork, returned: WorkItem, failure: Failure, run: EngineRun) -> Settlement:
+        """Records of requeued work: no reply, no usage, and its audit event; dispatchers try it again."""
         topic, key = names.returned_topic(returned.pool), returned.request.request_id.encode()
         return Settlement(
             work.claim,
             (
                 OutputRecord(topic, key, self.codec.encode(returned), work.trace_headers),
-                self._usage_record(self._usage(work, Failure(Code.OVERLOADED, why), run)),
-                self._audit(returned, work.claim, Decision.HANDED_BACK, Code.OVERLOADED, why, run.finished_at_ms),
+                self._usage_record(self._usage(work, failure, run)),
+                self._audit(
+                    *(returned, work.claim, Decision.HANDED_BACK, failure.code, failure.message, run.finished_at_ms)
+                ),
             ),
         )
 
@@ -129,6 +131,7 @@ class AnswerWriter:
             message=f"the deadline passed {late_ms} ms before an engine was free",
             model=item.request.model,
             model_version=item.model_version,
+            arm=item.arm,
             task=item.request.task,
             timings=_timings(work, None),
             degradations=item.degradations,
@@ -192,6 +195,7 @@ class AnswerWriter:
             retry_after_ms=_retry_after_ms(item, usage.engine_ms),
             model=item.request.model,
             model_version=item.model_version,
+            arm=item.arm,
             task=item.request.task,
             timings=Timings(item.submitted_at_ms, item.admitted_at_ms, item.dispatched_at_ms),
             degradations=item.degradations,
@@ -317,6 +321,7 @@ def _reply(work: ReceivedWork, outcome: SettledOutcome, run: EngineRun, cost: Co
         outcome=Outcome.OK,
         model=item.request.model,
         model_version=item.model_version,
+        arm=item.arm,
         task=item.request.task,
         engine=run.engine,
         timings=_timings(work, run),

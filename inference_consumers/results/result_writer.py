@@ -91,7 +91,7 @@ class ResultWriter:
             # With the texts as they came: it is checked once more.
             returned = requeued_item(work.given or work.item, outcome.code)
             if returned is not None:
-                settlement = self.answers.handed_back(work, returned, outcome.message, run)
+                settlement = self.answers.handed_back(work, returned, outcome, run)
                 metrics.HANDED_BACK.labels(tenant=tenant, model=model).inc()
                 log.warning("handed_back", request_id=work.request_id, tenant=tenant, reason=outcome.message)
                 return settlement

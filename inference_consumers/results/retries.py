@@ -21,17 +21,22 @@ from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engines.protocol import Failure, Problem
 
 _MAX_HAND_BACKS = 1
+_MAX_UNSERVED = 20
+""""More means that dispatchers and consumers disagree on what is loaded: an error, and no update."""
 
 
 def requeued_item(item: WorkItem, code: Code) -> WorkItem | None:
     """The item to hand back; None when its failure is its answer.
 
-    Only what was too large for the engine's memory goes back, and only once: its dispatcher tries it again with less
-    context. What is still too large then is refused as overloaded.
+    What was too large for the engine's memory goes back once: its dispatcher tries it again with less context. What is
+    still too large then is refused as overloaded. What this consumer has not loaded goes back for one that has, or for
+    another version: versions come and go while a pool is updated.
     """
-    if code != Code.OVERLOADED or item.handed_back >= _MAX_HAND_BACKS:
-        return None
-    return replace(item, handed_back=item.handed_back + 1)
+    if code == Code.OVERLOADED and item.handed_back - item.unserved < _MAX_HAND_BACKS:
+        return replace(item, handed_back=item.handed_back + 1)
+    if code == Code.UNKNOWN_MODEL and item.handed_back < _MAX_UNSERVED:
+        return replace(item, handed_back=item.handed_back + 1, unserved=item.handed_back + 1)
+    return None
 
 
 _CONVERSATION = "conversation_id"

@@ -86,7 +86,7 @@ def reserve_job(settings: Settings, codec: Codec, job: Job, source: RowSource, n
             if spec is None or not spec.budgets:
                 budgets.reserve_nothing(job)
                 return
-            published = ControlTopic(settings, codec, CONTROL_PRICES, ModelPrices, "model").read()
+            published = ControlTopic(settings, codec, CONTROL_PRICES, ModelPrices, kind="model").read()
         except ClusterError as error:
             raise UnavailableError(f"Kafka: {error}") from None
         prices, _ = usable_prices({model: one for model, one in published.items() if one is not None})

@@ -8,6 +8,7 @@ from fairlane.outcomes import BudgetPeriod, Task
 from fairlane.records import Budget, TenantSpec
 from fairlane_server.budgets.budgets import account_of, budget_name, concerns, day_of, month_of, renews_at_ms, utc_text
 from fairlane_server.costs.price_book import PriceBook, Used, nanos_of
+from fairlane_server.models.routes import model_of
 from producers.backfill.job import BadRow, Job, ParsedRow
 from producers.backfill.submission import EXPECTED_OUTPUT_TOKENS, prompt_tokens
 
@@ -24,7 +25,8 @@ class Spent:
 
 def job_nanos(rows: Sequence[ParsedRow], total_rows: int, prices: PriceBook, currency: str, now_ms: int) -> int:
     """The estimated cost of a job, extrapolated from its first rows. Rows without a price in the currency cost nothing.
-    Of a price for one version of a model nothing is known here: the one that will run is not known."""
+    A price for one version of a model counts only for rows that name the version: which other one will run is not
+    known here."""
     if not rows:
         return 0
     return sum(_row_nanos(row, prices, currency, now_ms) for row in rows) * total_rows // len(rows)
@@ -40,7 +42,8 @@ def _row_nanos(row: ParsedRow, prices: PriceBook, currency: str, now_ms: int) ->
     if isinstance(row, BadRow):
         return 0
     request = row.request
-    price, nothing = prices.price(request.model, "", now_ms), prices.nothing(request.model)
+    model, version = model_of(request.model), request.model.partition("/")[2]
+    price, nothing = prices.price(model, version, now_ms), prices.nothing(model)
     if price is None or nothing is None or nothing.currency != currency:
         return 0
     output = request.parameters.max_tokens or EXPECTED_OUTPUT_TOKENS if request.task == Task.GENERATE else 0

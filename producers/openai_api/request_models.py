@@ -7,6 +7,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSche
 from pydantic_core import PydanticCustomError
 
 from fairlane.client.requests import build_request, check_request
+from fairlane.names import MOST_REFERENCE_CHARS
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
 from producers.openai_api.errors import UNKNOWN_PARAMETER, UNSUPPORTED_PARAMETER, GatewayError
@@ -153,7 +154,14 @@ Input = Annotated[
     Field(min_length=1, max_length=MOST_INPUT_ITEMS, description="A text, or several; one vector each."),
     _one_or_more(_SOME_TEXT_SCHEMA, minItems=1, maxItems=MOST_INPUT_ITEMS),
 ]
-ModelName = Annotated[str, Field(min_length=1, max_length=64, description="As /v1/models names it.")]
+ModelName = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=MOST_REFERENCE_CHARS,
+        description="As /v1/models names it, or `model/version` or `model@alias`.",
+    ),
+]
 MaxTokens = Annotated[int, Field(ge=1, le=_MOST_TOKENS)]
 
 

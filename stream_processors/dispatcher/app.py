@@ -13,15 +13,18 @@ from fairlane.clock import monotonic_ms, now_ms
 from fairlane.kafka_clients import KafkaAdmin, KafkaConsumer
 from fairlane.kafka_config import connection, read_committed_consumer
 from fairlane.ownership import Ownership
-from fairlane.records import DispatchReport, ModelVersion, TenantSpec
+from fairlane.records import DispatchReport, TenantSpec
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
+from fairlane_server.control.last_good import LastGood
+from fairlane_server.control.published_models import PublishedModels
 from fairlane_server.conversations.conversations import PgTurnStore
 from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.open_kafka import OpenKafkaError, check_open_kafka
 from fairlane_server.kafka.transactional_producer import TransactionalProducers
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
+from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, exit_after
 from fairlane_server.processes.start import begin_service
@@ -44,7 +47,7 @@ from stream_processors.dispatcher.output import heartbeat_report
 from stream_processors.dispatcher.output.heartbeat_publisher import HeartbeatPublisher
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 from stream_processors.dispatcher.reading.stream import RequestStream
-from stream_processors.dispatcher.registry import LastGood, check_model, check_tenant
+from stream_processors.dispatcher.registry import check_tenant
 from stream_processors.dispatcher.response_cache.caches import PassageCache, QueryEmbeddings
 from stream_processors.dispatcher.response_cache.lookup import CachedAnswers, SemanticCache
 
@@ -76,12 +79,11 @@ class DispatcherApp:
         self._codec = codec_for(settings)
 
         self._tenants = Feed(settings, self._codec, names.CONTROL_TENANTS, TenantSpec)
-        self._models = Feed(settings, self._codec, names.CONTROL_MODELS, ModelVersion)
+        self._models = PublishedModels(settings, self._codec, self._failed)
         self._prices = PublishedPrices(settings, self._codec, self._failed)
         self._usable_tenants = LastGood(check_tenant, "tenant_unusable")
-        self._usable_models = LastGood(check_model, "model_unusable")
-        self._registered: tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]] = ({}, {})
-        """Valid entries of the feeds' snapshots, as of the last ``_look_at_feeds``."""
+        self._registered: tuple[Mapping[str, TenantSpec], ModelCatalog] = ({}, ModelCatalog())
+        """As of the last ``_look_at_feeds``."""
         self._shown: tuple[object, object, object] = (None, None, None)
         self._work = WorkFeed(settings, self._codec, self._pools, self._on_work)
         # Reads the group's committed offsets without joining it, and does not wait for commits in progress.
@@ -158,10 +160,9 @@ class DispatcherApp:
         for number in (signal.SIGTERM, signal.SIGINT):
             self._loop.add_signal_handler(number, self._stopping.set)
         self._health.start()
-        for feed in (self._tenants, self._models):
-            feed.on_failure(self._failed)
+        self._tenants.on_failure(self._failed)
+        for feed in (self._tenants, self._models, self._prices):
             await self._loop.run_in_executor(None, feed.start)
-        await self._loop.run_in_executor(None, self._prices.start)
         self._show_registry()
         self._work.on_failure(self._failed)
         await self._loop.run_in_executor(None, self._work.start)
@@ -227,11 +228,11 @@ class DispatcherApp:
     def _pools(self) -> tuple[str, ...]:
         """The pools in use. Runs on the feed's thread."""
         tenants, models = self._registered
-        return pools_of(tenants.values(), models.values())
+        return pools_of(tenants.values(), models.versions.values())
 
-    def _look_at_feeds(self) -> tuple[Mapping[str, TenantSpec], Mapping[str, ModelVersion]]:
+    def _look_at_feeds(self) -> tuple[Mapping[str, TenantSpec], ModelCatalog]:
         tenants = self._usable_tenants.usable(self._tenants.snapshot)
-        self._registered = tenants, self._usable_models.usable(self._models.snapshot)
+        self._registered = tenants, self._models.catalog
         return self._registered
 
     def _on_work(self, events: Sequence[FeedEvent]) -> None:
@@ -321,6 +322,7 @@ class DispatcherApp:
                 self._ownership.flow()
                 self._apply_pauses()
                 self._hold_intake()
+                dispatcher.follow_loaded()
                 dispatcher.sweep()
                 dispatcher.dispatch()
                 self._transactions.commit_positions()

@@ -13,14 +13,15 @@ Requests that left the batch return later: duplicates and cache misses through t
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.names import backfill_topic
 from fairlane.ownership import Ownership, PartitionId
-from fairlane.records import ModelVersion, TenantSpec
+from fairlane.records import TenantSpec
 from fairlane_server.kafka.transactions import Settlement
+from fairlane_server.models.catalog import ModelCatalog
 from stream_processors.dispatcher.admission.stage import AdmissionInbox, AdmissionStage
 from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
@@ -32,6 +33,7 @@ from stream_processors.dispatcher.output.stage import OutputStage
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.registry import Registry
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
+from stream_processors.dispatcher.scheduling.loaded_versions import LoadedVersions
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler, Turn
 
 _MAX_BATCH = 512
@@ -66,6 +68,7 @@ class Dispatcher:
     """Set when ``run`` has something to decide or to send."""
     deliverable: asyncio.Event
     """Set when a request's enrichment has ended, or a cache hit can be answered."""
+    loaded_versions: LoadedVersions = field(default_factory=LoadedVersions)
     on_backlog: Callable[[str, str], None] = _ignore
     """Called with each pool and class that has a backlog."""
     on_backfill: Callable[[], None] = _nothing
@@ -76,20 +79,29 @@ class Dispatcher:
     _next_turn: asyncio.TimerHandle | None = None
     """Runs until a consumer is about to be done with what it has."""
 
-    def set_registry(
-        self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion], parts: Mapping[str, float]
-    ) -> None:
+    def set_registry(self, tenants: Mapping[str, TenantSpec], models: ModelCatalog, parts: Mapping[str, float]) -> None:
         """Set the tenants and models; ``parts`` as in ``Scheduler.set_tenants``. Queued requests move to the pool that
         serves them now, or are rejected if none does."""
         reassigns = self.registry.replace(tenants, models)
         self.scheduler.set_tenants(tenants, parts)
         self.output.budgets.set_tenants(tenants, self.clock())
         if reassigns:
-            now_ms = self.clock()
-            for queued, refusal in self.registry.reassign(self.scheduler):
-                self.output.refuse(queued, refusal, now_ms)
-            if self.output.is_pending:
-                self.wake.set()
+            self._reassign()
+
+    def follow_loaded(self) -> None:
+        """Note which versions consumers have loaded. Queued requests whose version none has are routed again when one
+        has the version that they would get now."""
+        is_changed = self.loaded_versions.follow(self.scheduler.capacity.loaded(self.clock()), self.clock())
+        self.registry.loaded = self.loaded_versions.by_pool
+        if is_changed:
+            self._reassign()
+
+    def _reassign(self) -> None:
+        now_ms = self.clock()
+        for queued, refusal in self.registry.reassign(self.scheduler, now_ms):
+            self.output.refuse(queued, refusal, now_ms)
+        if self.output.is_pending:
+            self.wake.set()
 
     async def run(self) -> None:
         """Decide arrived records batch by batch.

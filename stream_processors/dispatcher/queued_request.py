@@ -16,6 +16,7 @@ from fairlane.records import (
     SourceCoordinate,
 )
 from fairlane.trace_context import TraceHeaders
+from fairlane_server.models.routes import version_key
 from stream_processors.dispatcher.reading.record_batches import memory_bytes
 from stream_processors.dispatcher.scheduling.cost import most_output_tokens
 
@@ -92,11 +93,15 @@ class QueuedRequest:
     cache: str = CacheMode.NONE
     """The cache mode: which cached answers may answer it, and, unless NONE, that its own answer is stored."""
     handed_back: int = 0
+    unserved: int = 0
+    """As in ``WorkItem``; equal to ``handed_back``: the last time was because its version was not loaded."""
     quota_tokens: int = 0
     expected_tokens: int = 0
     """The part of ``prompt_tokens`` expected from enrichment."""
     budget: BudgetNotice | None = None
     """The soft budget that it has reached, or the hard one that it is refused for."""
+    arm: str | None = None
+    """By which its version was chosen; as in ``WorkItem``."""
     trace_headers: TraceHeaders = ()
     max_prompt_tokens: int | None = None
     """The tenant's bound, enforced by the consumer with the model's tokenizer."""
@@ -131,6 +136,10 @@ class QueuedRequest:
     @property
     def model_name(self) -> str:
         return self.model.model
+
+    @property
+    def version_key(self) -> str:
+        return version_key(self.model.model, self.model.version)
 
     @property
     def most_output_tokens(self) -> int:

@@ -1,27 +1,26 @@
 """The tenants and models that the dispatcher knows, and the pool that serves each request."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Generic, TypeVar
 
 from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.logs import get_logger
-from fairlane.names import is_model_name, is_name
+from fairlane.names import is_name
 from fairlane.outcomes import Code
 from fairlane.ownership import Claim
-from fairlane.records import ModelVersion, TenantSpec
+from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane_server.admission_rule import latency_target_ms
 from fairlane_server.control.tenants_file import check_values
 from fairlane_server.guardrail_policy import active_policy
-from stream_processors.dispatcher.intake.validation import Rejection, within_tenant_bound
+from fairlane_server.models.catalog import Choice, ModelCatalog, NoVersion
+from fairlane_server.models.routes import version_key
+from stream_processors.dispatcher.intake.validation import Rejection, refusal_of, within_tenant_bound
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.backlog_statistics import Share
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
 log = get_logger(__name__)
-
-SpecT = TypeVar("SpecT")
 
 
 @dataclass(slots=True)
@@ -32,12 +31,15 @@ class Registry:
     latency_targets: Mapping[str, int] = field(default_factory=dict)
     """The deployment's, in milliseconds by class."""
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
-    models: Mapping[str, ModelVersion] = field(default_factory=dict)
+    models: ModelCatalog = field(default_factory=ModelCatalog)
+    loaded: Mapping[str, Mapping[str, float] | None] = field(default_factory=dict)
+    """By pool that has ever reported, the part of its consumers that has loaded each version, ``model/version``; None
+    for a pool of which that is not known."""
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
     _guardrails: Mapping[str, GuardrailPolicy] = field(default_factory=dict)
     """Of the tenants that have requests checked."""
 
-    def replace(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> bool:
+    def replace(self, tenants: Mapping[str, TenantSpec], models: ModelCatalog) -> bool:
         """Set the tenants and models. Returns whether ``serving`` may answer otherwise for admitted requests."""
         reassigns = reassigns_pools(self.tenants, tenants, self.models, models)
         if tenants is not self.tenants:
@@ -71,30 +73,43 @@ class Registry:
             return Rejection(Code.FORBIDDEN, "model", f"the pool of {model.model} belongs to another tenant")
         return model.pool
 
-    def serving(self, name: str, tenant: str) -> tuple[ModelVersion, str] | Rejection:
-        """The present model of that name and its pool, for a request that was admitted before; a refusal if there is
-        none any more."""
-        spec, model = self.tenants.get(tenant), self.models.get(name)
+    def served(self, model: ModelVersion, tenant: str) -> float | None:
+        """The part of the consumers of the tenant's pool for this model that has loaded the version; None for a pool
+        that never reported."""
+        pool = self.tenant(tenant).pool or model.pool
+        if pool not in self.loaded:
+            return None
+        loaded = self.loaded[pool]
+        return 1.0 if loaded is None else loaded.get(version_key(model.model, model.version), 0.0)
+
+    def serving(
+        self, version: str, arm: str | None, request: InferenceRequest, tenant: str, now_ms: int
+    ) -> tuple[Choice, str] | Rejection:
+        """The version and the pool for a request that was admitted before, for this version by this arm; a refusal if
+        nothing serves it any more. ``request.model`` is the name of the model."""
+        spec = self.tenants.get(tenant)
         if spec is None:
             return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} is not registered any more")
-        if model is None:
-            return Rejection(Code.UNKNOWN_MODEL, "model", f"{name} is not served any more")
-        if spec.models and name not in spec.models:
-            return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {name} any more")
-        pool = self.pool_for(model, tenant)
-        return pool if isinstance(pool, Rejection) else (model, pool)
+        choice = self.models.again(version, arm, request, tenant, now_ms, self.served)
+        if isinstance(choice, NoVersion):
+            return refusal_of(choice)
+        if spec.models and request.model not in spec.models:
+            return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {request.model} any more")
+        pool = self.pool_for(choice.model, tenant)
+        return pool if isinstance(pool, Rejection) else (choice, pool)
 
-    def as_of_now(self, queued: QueuedRequest) -> QueuedRequest | Rejection:
+    def as_of_now(self, queued: QueuedRequest, now_ms: int) -> QueuedRequest | Rejection:
         """The request with its present pool and model version (the same object if unchanged), or the refusal if no pool
-        serves it any more."""
-        found = self.serving(queued.model_name, queued.tenant)
+        serves it any more. Its version stays what it was at admission, unless that was withdrawn or stopped."""
+        found = self.serving(queued.model.version, queued.arm, queued.request, queued.tenant, now_ms)
         if isinstance(found, Rejection):
             return found
-        model, pool = found
-        if model == queued.model:
+        choice, pool = found
+        model, arm = choice.model, choice.arm
+        if model is queued.model or model == queued.model:
             return queued if pool == queued.pool else replace(queued, pool=pool)
         request = within_tenant_bound(queued.request, model, self.tenants.get(queued.tenant))
-        renewed = replace(queued, request=request, model=model, pool=pool)
+        renewed = replace(queued, request=request, model=model, arm=arm, pool=pool)
         if not queued.input_bytes:
             # Requeued work has no known input size: its cost estimate stays.
             return renewed
@@ -107,13 +122,13 @@ class Registry:
             prompt_tokens=cost.prompt_tokens + more,
         )
 
-    def reassign(self, scheduler: Scheduler[QueuedRequest]) -> list[tuple[QueuedRequest, Rejection]]:
+    def reassign(self, scheduler: Scheduler[QueuedRequest], now_ms: int) -> list[tuple[QueuedRequest, Rejection]]:
         """Move queued requests whose pool or model version has changed to the present one, uncharged and not judged
         again. Removes and returns those that no pool serves any more, with the refusal. O(waiting)."""
         renewed: dict[Claim, QueuedRequest | Rejection] = {}
 
         def is_misplaced(queued: QueuedRequest) -> bool:
-            now = self.as_of_now(queued)
+            now = self.as_of_now(queued, now_ms)
             if now is queued:
                 return False
             renewed[queued.claim] = now
@@ -135,17 +150,25 @@ class Registry:
 def reassigns_pools(
     tenants_before: Mapping[str, TenantSpec],
     tenants: Mapping[str, TenantSpec],
-    models_before: Mapping[str, ModelVersion],
-    models: Mapping[str, ModelVersion],
+    models_before: ModelCatalog,
+    models: ModelCatalog,
 ) -> bool:
     """Whether ``Registry.serving`` may return something else for admitted requests. Weights and quotas do not matter,
-    nor do new models, nor new tenants without a pool of their own."""
-    if models is not models_before and any(models.get(name) != model for name, model in models_before.items()):
+    nor do new versions, other aliases and rules, nor new tenants without a pool of their own."""
+    if models is not models_before and _readmits(models_before, models):
         return True
     if tenants is tenants_before:
         return False
     return _owners_of_pools(tenants) != _owners_of_pools(tenants_before) or any(
         _served(spec) != _served(tenants.get(name)) for name, spec in tenants_before.items()
+    )
+
+
+def _readmits(before: ModelCatalog, now: ModelCatalog) -> bool:
+    """Whether a version was changed, withdrawn or stopped."""
+    return any(
+        now.versions.get(key) != model or (now.is_stopped(model) and not before.is_stopped(model))
+        for key, model in before.versions.items()
     )
 
 
@@ -155,39 +178,6 @@ def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
 
 def _served(spec: TenantSpec | None) -> object:
     return None if spec is None else (spec.pool, spec.models)
-
-
-class LastGood(Generic[SpecT]):
-    """Keeps the last valid specification of a name whose new one is invalid, and omits a name that never had one.
-
-    The command line rejects an invalid file as a whole, but a record written by another client must not stop a
-    dispatcher. For one thread.
-
-    Args:
-        check: raises ValueError if the specification under this name is invalid.
-        unusable: the log event of an invalid specification.
-    """
-
-    def __init__(self, check: Callable[[str, SpecT], None], unusable: str) -> None:
-        self._check = check
-        self._unusable = unusable
-        self._seen: Mapping[str, SpecT] | None = None
-        self._usable: dict[str, SpecT] = {}
-
-    def usable(self, specs: Mapping[str, SpecT]) -> Mapping[str, SpecT]:
-        """The valid specifications by name; the same object until ``specs`` is another object."""
-        if specs is not self._seen:
-            self._seen, before, self._usable = specs, self._usable, {}
-            for name, spec in specs.items():
-                try:
-                    self._check(name, spec)
-                except ValueError as error:
-                    log.error(self._unusable, name=name, reason=str(error), kept=name in before)
-                    if name in before:
-                        self._usable[name] = before[name]
-                else:
-                    self._usable[name] = spec
-        return self._usable
 
 
 def check_tenant(name: str, spec: TenantSpec) -> None:
@@ -202,12 +192,3 @@ def check_tenant(name: str, spec: TenantSpec) -> None:
             raise ValueError(f"services: {service!r} cannot name one")
     Share(spec.weight, spec.groups)
     check_values(spec)
-
-
-def check_model(name: str, spec: ModelVersion) -> None:
-    """Raises ValueError for an invalid model or pool name."""
-    if spec.model != name or not is_model_name(name):
-        raise ValueError(f"model: {spec.model!r} under the key {name!r}")
-    for pool in (spec.pool, *spec.dedicated_pools):
-        if not is_name(pool):
-            raise ValueError(f"pool: {pool!r} cannot name one")

@@ -1,6 +1,6 @@
 """Projection of log records to table rows. Pure: no Kafka client, no database, no clock."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from fairlane.records import (
     Cost,
     InferenceReply,
     Message,
+    ModelRoute,
     ModelVersion,
     Output,
     SourceCoordinate,
@@ -21,9 +22,11 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane_server.conversations.turns import turn_tokens
+from fairlane_server.text import without_nul
 from stream_processors.recorder.tables import (
     AUDIT_LOGS,
-    MODELS,
+    MODEL_ROUTES,
+    MODEL_VERSIONS,
     RESULTS,
     TENANTS,
     TURNS,
@@ -95,16 +98,13 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
     latest: dict[str, dict[str, Row | None]] = {}
     for record in records:
         try:
-            if record.topic in _LATEST:
-                table, record_type = _LATEST[record.topic]
-                key, row = _mirrored(record, table, record_type, codec)
+            for table, key, row in _control(record, codec):
                 latest.setdefault(table.name, {})[key] = row
-            else:
-                for table, row in _event(record, codec, projection):
-                    events.setdefault(table.name, []).append(row)
+            for table, row in _event(record, codec, projection):
+                events.setdefault(table.name, []).append(row)
         except DecodeError as error:
             projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
-    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS):
+    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS, MODEL_ROUTES):
         if rows := events.get(table.name):
             projection.layers[table.name] = _layers(table, rows)
     for name, rows_by_key in latest.items():
@@ -145,6 +145,11 @@ def _event(record: LogRecord, codec: Codec, projection: Projection) -> tuple[tup
         return ((USAGE, _usage(codec.decode_as(UsageEvent, record.value), record)),)
     if record.topic == LEDGER_AUDIT:
         return ((AUDIT_LOGS, _audit(codec.decode_as(AuditEvent, record.value), record)),)
+    if record.topic == CONTROL_MODELS:
+        route = _route(record, codec)
+        return () if route is None else ((MODEL_ROUTES, route),)
+    if record.topic == CONTROL_TENANTS:
+        return ()
     raise ValueError(f"{record.topic} is not projected")
 
 
@@ -214,30 +219,53 @@ def _audit(event: AuditEvent, record: LogRecord) -> Row:
     return _row(AUDIT_LOGS, {**_fields(event), **places, "inputs": json_text(event.inputs)})
 
 
-_LATEST: Mapping[str, tuple[Table, type]] = {
-    CONTROL_TENANTS: (TENANTS, TenantSpec),
-    CONTROL_MODELS: (MODELS, ModelVersion),
-}
-"""Compacted topics: the table that holds the newest record per key, and the type of the records."""
-
-
-def _mirrored(record: LogRecord, table: Table, record_type: type, codec: Codec) -> tuple[str, Row | None]:
-    """Key and row; no row for a tombstone."""
+def _control(record: LogRecord, codec: Codec) -> Iterator[tuple[Table, str, Row | None]]:
+    """The tables that hold the newest record of each key: the table, the key and the row; no row for a tombstone."""
+    if record.topic not in (CONTROL_TENANTS, CONTROL_MODELS):
+        return
+    table = TENANTS if record.topic == CONTROL_TENANTS else MODEL_VERSIONS
+    key = _key(record)
     if record.value is None:
-        try:
-            key = (record.key or b"").decode()
-        except UnicodeDecodeError:
-            raise DecodeError(DecodeProblem.INVALID_BODY, "the key of a tombstone is no text") from None
-        return storable(key), None
-    values = _fields(codec.decode_as(record_type, record.value))
-    values = {name: _plain(value) for name, value in values.items()}
-    return storable(values[table.key[0]]), _row(table, values)
+        yield table, key, None
+        return
+    if table is TENANTS:
+        spec = codec.decode_as(TenantSpec, record.value)
+        yield table, storable(spec.tenant), _row(table, _plain_fields(spec))
+        return
+    model = codec.decode_any((ModelVersion, ModelRoute), record.value)
+    # A route under a key where an older deployment had a version takes the place of that.
+    row = _row(table, {"reference": key, **_plain_fields(model)}) if isinstance(model, ModelVersion) else None
+    yield table, key, row
+
+
+def _route(record: LogRecord, codec: Codec) -> Row | None:
+    """A change of a model's route. One that was taken back has no aliases and the revision 0."""
+    if record.value is None:
+        key = _key(record)
+        route = None if "/" in key else ModelRoute(key, 0, {}, {}, changed_at_ms=record.timestamp_ms)
+    else:
+        decoded = codec.decode_any((ModelVersion, ModelRoute), record.value)
+        route = decoded if isinstance(decoded, ModelRoute) else None
+    return None if route is None else _row(MODEL_ROUTES, {**_plain_fields(route), **_place("log", record)})
+
+
+def _key(record: LogRecord) -> str:
+    try:
+        return without_nul((record.key or b"").decode())
+    except UnicodeDecodeError:
+        raise DecodeError(DecodeProblem.INVALID_BODY, "the key is no text") from None
+
+
+def _plain_fields(record: Any) -> dict[str, Any]:
+    return {name: _plain(value) for name, value in _fields(record).items()}
 
 
 def _plain(value: Any) -> Any:
-    """A list, and a policy of guardrails, as JSON; any other value as it is."""
+    """A list, a map, and a policy of guardrails, as JSON; any other value as it is."""
     if isinstance(value, GuardrailPolicy):
         return json_text(asdict(value))
+    if isinstance(value, dict):
+        return json_text(value)
     if isinstance(value, tuple):
         entries = [asdict(one) if is_dataclass(one) and not isinstance(one, type) else one for one in value]
         return json_text(entries)

@@ -10,7 +10,16 @@ from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, get_type_hints
 
-from fairlane.records import AuditEvent, InferenceReply, ModelVersion, TenantSpec, Timings, TokenUsage, UsageEvent
+from fairlane.records import (
+    AuditEvent,
+    InferenceReply,
+    ModelRoute,
+    ModelVersion,
+    TenantSpec,
+    Timings,
+    TokenUsage,
+    UsageEvent,
+)
 from fairlane_server.costs.daily_sums import KEYS, SUMS
 from fairlane_server.text import without_nul
 
@@ -198,16 +207,19 @@ TURNS = Table(
 )
 
 
-def _latest(name: str, record: type, kind: str) -> Table:
-    """A table that mirrors a compacted topic: the newest record of a key replaces the one before."""
-    columns = _columns_of(record)
+def _latest(name: str, kind: str, columns: Mapping[str, str]) -> Table:
+    """A table that mirrors a compacted topic: the newest record of a key, the first column, replaces the one before."""
     key, *rest = columns
     assignments = (*(f"{column} = excluded.{column}" for column in rest), "recorded_at = now()")
     return Table(name, kind, columns, (key,), f"UPDATE SET {', '.join(assignments)}")
 
 
-TENANTS = _latest("tenants", TenantSpec, "tenant")
-MODELS = _latest("models", ModelVersion, "model")
+TENANTS = _latest("tenants", "tenant", _columns_of(TenantSpec))
+MODEL_VERSIONS = _latest("model_versions", "model version", {"reference": "text", **_columns_of(ModelVersion)})
+MODEL_ROUTES = Table(
+    "model_routes", "model route", {**_columns_of(ModelRoute), **_LOG}, key=tuple(_LOG), on_conflict="NOTHING"
+)
+"""All changes, as the audit: the topic keeps the last of each model alone."""
 
 DAILY_SUMS = tuple(
     Table(
@@ -226,4 +238,4 @@ ERASED = Table(
     "erased", "tombstone", {"tenant": "text", "kind": "text", "kept_until_ms": "bigint"}, ("tenant", "kind"), "NOTHING"
 )
 """Of the erasures that tenants asked for. The recorder reads what is not to be stored, and removes what is old."""
-ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODELS)
+ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODEL_VERSIONS, MODEL_ROUTES)

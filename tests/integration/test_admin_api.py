@@ -240,7 +240,7 @@ def test_a_viewer_reads_and_changes_nothing(stack: LocalStack) -> None:
         ):
             assert viewer.request(method, path, content="{}").status_code == 403, path
         models = viewer.get("/models").json()["data"]
-        assert demo_model() in {one["model"] for one in models}
+        assert demo_model() in {one["reference"] for one in models}
         eventually(lambda: viewer.get("/loads").json()["pools"], what="a report of the pools")
 
 

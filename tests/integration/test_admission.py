@@ -223,7 +223,7 @@ def test_weights_change_without_a_restart(deployment: Deployment, pipeline: Pipe
     equal, _ = served(since_ms, 300)
     assert abs(equal["a"] - equal["b"]) <= gap
 
-    control = ControlTopic(pipeline.settings, pipeline.codec, names.CONTROL_TENANTS, TenantSpec, "tenant")
+    control = ControlTopic(pipeline.settings, pipeline.codec, names.CONTROL_TENANTS, TenantSpec, kind="tenant")
     spec = pipeline.tenants[pipeline.tenant("b")]
     control.publish([replace(spec, weight=4.0)])
     try:
@@ -356,7 +356,7 @@ def test_backfill_waits_and_is_served(deployment: Deployment, pipeline: Pipeline
 def test_backfill_beyond_its_quota_waits_in_kafka(deployment: Deployment, pipeline: Pipeline, replies: Replies) -> None:
     """None is refused; it is read no faster than the quota allows, beyond what one fetch brought."""
     dispatcher = deployment.run(consumer={})
-    control = ControlTopic(pipeline.settings, pipeline.codec, names.CONTROL_TENANTS, TenantSpec, "tenant")
+    control = ControlTopic(pipeline.settings, pipeline.codec, names.CONTROL_TENANTS, TenantSpec, kind="tenant")
     spec = pipeline.tenants[pipeline.tenant("b")]
     control.publish([replace(spec, requests_per_s=200.0, burst_requests=20)])
 

@@ -16,7 +16,7 @@ from transformers import (
 from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, Passage, RequestInput, TokenUsage
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines.causal_lm import CausalLmEngine
 from inference_consumers.engines.int8 import Int8Linear
 from inference_consumers.engines.prompts import PromptEncoder

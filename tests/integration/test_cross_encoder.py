@@ -13,7 +13,7 @@ from transformers import BertForSequenceClassification, PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines.encoders import CrossEncoderEngine
 from inference_consumers.engines.protocol import EngineLoadError, EngineSpec, Failure, Outcomes, run_batch
 from inference_consumers.engines.registry import create_engine

@@ -16,7 +16,7 @@ from transformers import (
 
 from fairlane.outcomes import Code
 from fairlane.records import MOST_INPUT_ITEMS, TokenUsage
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines.encoders import EmbeddingEngine
 from inference_consumers.engines.protocol import (
     CancelledItem,

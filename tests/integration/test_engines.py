@@ -14,7 +14,7 @@ import torch
 from deploy.models.prepare import prepare, recipes
 from deploy.models.train_digits import build_network
 from fairlane.records import ModelVersion, TokenUsage
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engine_process.failures import is_out_of_memory
 from inference_consumers.engines.protocol import (
     CancelledItem,

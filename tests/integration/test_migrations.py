@@ -53,6 +53,7 @@ REVISIONS = (
     "0025",
     "0026",
     "0027",
+    "0028",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

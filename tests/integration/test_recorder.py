@@ -22,6 +22,7 @@ from fairlane.records import (
     HistoryUse,
     LabelScore,
     Message,
+    ModelRoute,
     ModelVersion,
     Output,
     PassageReference,
@@ -152,10 +153,12 @@ def test_rows_equal_what_was_written(
     (usage_offset,) = writer.write(LEDGER_USAGE, [usage], key=tenant)
     (audit_offset,) = writer.write(LEDGER_AUDIT, [audit], key=tenant)
     writer.write(CONTROL_TENANTS, [spec], key=tenant)
-    writer.write(CONTROL_MODELS, [model], key=model.model)
+    route = ModelRoute(model.model, 2, {"champion": "1"}, {"champion": "0"}, changed_by="ops", reason="better")
+    writer.write(CONTROL_MODELS, [model], key=f"{model.model}/1")
+    writer.write(CONTROL_MODELS, [route], key=model.model)
 
     recorder = start_recorder().wait_ready()
-    eventually(lambda: tables.rows("SELECT 1 FROM models WHERE model = %s", model.model), what="the model")
+    eventually(lambda: tables.rows("SELECT 1 FROM model_routes WHERE model = %s", model.model), what="the model")
     eventually(lambda: tables.count(tenant) == 2, what="the results")
     eventually(lambda: tables.rows("SELECT 1 FROM usage"), what="the usage")
     eventually(lambda: tables.rows("SELECT 1 FROM audit_logs WHERE tenant = %s", tenant), what="the audit")
@@ -207,12 +210,16 @@ def test_rows_equal_what_was_written(
     assert (told["weight"], told["classes"], told["services"], told["tokens_per_day"]) == (2.5, ["low"], ["search"], 7)
     assert told["groups"] == [{"group": "web", "weight": 2.0, "parent": None}]
     assert told["forbidden_degradations"] == ["no_retrieval"]
-    served = tables.rows("SELECT dedicated_pools, smaller_model FROM models WHERE model = %s", model.model)
-    assert served == [(["own"], "tiny")]
+    served = tables.rows(
+        "SELECT reference, dedicated_pools, smaller_model FROM model_versions WHERE model = %s", model.model
+    )
+    assert served == [(f"{model.model}/1", ["own"], "tiny")]
+    routed = tables.rows("SELECT revision, aliases, previous, reason FROM model_routes WHERE model = %s", model.model)
+    assert routed == [(2, {"champion": "1"}, {"champion": "0"}, "better")]
 
     # A tenant that is taken back goes away, and the position goes past the last transaction marker while idle.
     writer.write(CONTROL_TENANTS, [None], key=tenant)
-    writer.write(CONTROL_MODELS, [None], key=model.model)
+    writer.write(CONTROL_MODELS, [None], key=f"{model.model}/1")
     eventually(lambda: not tables.rows("SELECT 1 FROM tenants WHERE tenant = %s", tenant), what="the withdrawal")
     end = 2 + 1
     eventually(lambda: stored_offset(tables, replies_topic(tenant)) == end, what="the position past the marker")

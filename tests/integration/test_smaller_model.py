@@ -10,7 +10,7 @@ from deploy.local.services import MODELS_FILE, Service
 from deploy.models.prepare import prepare, recipes
 from fairlane.outcomes import Degradation, Outcome
 from fairlane.records import InferenceReply, Parameters
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from tests.kit.engine_kit import LANGUAGE_MODEL, MODELS_DIR
 from tests.kit.pipeline import Pipeline, unique_name
 from tests.kit.waiting import eventually

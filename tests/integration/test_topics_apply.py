@@ -3,12 +3,10 @@
 Every test has families and control topics of its own: the broker is shared, and `--delete` means it.
 """
 
-import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -18,75 +16,19 @@ from fairlane.records import TenantSpec
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
 from fairlane_server import cli
-from fairlane_server.administration.events import AdminAudit, EventFilter, RecordedEvent, command_author
-from fairlane_server.cli import control as control_cli
-from fairlane_server.control import published_tenants
+from fairlane_server.administration.events import AdminAudit, EventFilter, RecordedEvent
+from fairlane_server.command_author import command_author
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.control.tenants_file import API, load_tenants
 from fairlane_server.kafka.cluster_admin import ClusterAdmin, ClusterError
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.topics.admin import Applied, apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
+from tests.kit.command_kit import Run, command_runner, edit, write_deployment
 from tests.kit.stack import PostgresServer, migrated_database
 
 pytestmark = pytest.mark.broker
-
-TOPICS = """\
-families:
-  requests:
-    name: UNIQUE.requests.{tenant}
-    description: Requests.
-    records: [InferenceRequest]
-    key: request_id
-    partitions: 1
-    partitions_by_tenant: {globex: 2}
-    retention_ms: 604800000
-    max_message_bytes: 4194304
-    timestamp_type: LogAppendTime
-    writers: [tenant]
-    readers: [dispatcher]
-  priority:
-    name: UNIQUE.priority.{pool}.{class}
-    description: Work.
-    records: [WorkItem]
-    key: request_id
-    partitions: 2
-    retention_ms: 600000
-    writers: [dispatcher]
-    readers: [consumer]
-  control-tenants:
-    name: UNIQUE.control.tenants
-    description: Tenants.
-    records: [TenantSpec]
-    key: tenant
-    partitions: 1
-    cleanup: compact
-    writers: [operator]
-    readers: [dispatcher]
-  control-models:
-    name: UNIQUE.control.models
-    description: Models.
-    records: [ModelVersion]
-    key: model
-    partitions: 1
-    cleanup: compact
-    writers: [operator]
-    readers: [dispatcher]
-"""
-TENANTS = "tenants:\n  - tenant: acme\n  - tenant: globex\n    weight: 2\n"
-MODELS = """\
-models:
-  - model: tiny
-    version: "1"
-    pool: generate
-    engine: simulated
-    tasks: [generate]
-    path: tiny
-    limits: {max_context_tokens: 128, max_output_tokens: 16}
-"""
-
-Run = Callable[..., tuple[int, Any, str]]
 
 
 @pytest.fixture
@@ -103,10 +45,7 @@ def tables(postgres: PostgresServer) -> Iterator[PostgresServer]:
 
 @pytest.fixture
 def folder(tmp_path: Path, unique: str) -> Path:
-    """A deployment of its own: the three files that commands read."""
-    (tmp_path / "topics.yaml").write_text(TOPICS.replace("UNIQUE", unique))
-    (tmp_path / "tenants.yaml").write_text(TENANTS)
-    (tmp_path / "models.yaml").write_text(MODELS)
+    write_deployment(tmp_path, unique)
     return tmp_path
 
 
@@ -119,31 +58,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Run:
-    """Runs a command with --json in that deployment: exit status, what it printed, what it complained about."""
-    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", broker)
-    monkeypatch.setenv("ALLOW_OPEN_KAFKA", "true")
-    monkeypatch.setenv("POSTGRES_DSN", tables.operator_dsn)
-    monkeypatch.setenv("TENANTS_FILE", str(folder / "tenants.yaml"))
-    monkeypatch.setenv("MODELS_FILE", str(folder / "models.yaml"))
-    for module in (control_cli, published_tenants):
-        monkeypatch.setattr(module, "CONTROL_TENANTS", f"{unique}.control.tenants")
-    monkeypatch.setattr(control_cli, "CONTROL_MODELS", f"{unique}.control.models")
-
-    def run_command(*arguments: str) -> tuple[int, Any, str]:
-        files = () if arguments[1] == "list" else ("--topics-file", str(folder / "topics.yaml"))
-        with pytest.raises(SystemExit) as caught:
-            cli.main([*arguments, "--json", *files])
-        captured = capsys.readouterr()
-        assert isinstance(caught.value.code, int)
-        return caught.value.code, json.loads(captured.out) if captured.out else None, captured.err
-
-    return run_command
-
-
-def _edit(file: Path, old: str, new: str) -> None:
-    text = file.read_text()
-    assert old in text
-    file.write_text(text.replace(old, new, 1))
+    return command_runner(broker, tables.operator_dsn, folder, unique, monkeypatch, capsys)
 
 
 def test_plan_and_apply(run: Run, folder: Path, unique: str, settings: KafkaSettings) -> None:
@@ -180,12 +95,12 @@ def test_plan_and_apply(run: Run, folder: Path, unique: str, settings: KafkaSett
 def test_difference_is_shown_and_made_good_but_nothing_is_lost_unasked(run: Run, folder: Path, unique: str) -> None:
     assert run("topics", "apply")[0] == 0
     topics, tenants = folder / "topics.yaml", folder / "tenants.yaml"
-    _edit(topics, "{globex: 2}", "{acme: 3}")
-    _edit(topics, "retention_ms: 604800000", "retention_ms: 3600000")
-    _edit(topics, "    timestamp_type: LogAppendTime\n", "")
-    _edit(topics, "    max_message_bytes: 4194304\n", "")
-    _edit(topics, "retention_ms: 600000", "retention_ms: 172800000")
-    _edit(tenants, "  - tenant: globex\n    weight: 2\n", "")
+    edit(topics, "{globex: 2}", "{acme: 3}")
+    edit(topics, "retention_ms: 604800000", "retention_ms: 3600000")
+    edit(topics, "    timestamp_type: LogAppendTime\n", "")
+    edit(topics, "    max_message_bytes: 4194304\n", "")
+    edit(topics, "retention_ms: 600000", "retention_ms: 172800000")
+    edit(tenants, "  - tenant: globex\n    weight: 2\n", "")
 
     code, planned, complaints = run("topics", "plan")
     assert code == 2
@@ -217,7 +132,7 @@ def test_difference_is_shown_and_made_good_but_nothing_is_lost_unasked(run: Run,
 
 
 def test_offsets_that_would_not_outlive_records_stop_the_command(run: Run, folder: Path, unique: str) -> None:
-    _edit(folder / "topics.yaml", "retention_ms: 604800000", "retention_ms: 31536000000")  # a year
+    edit(folder / "topics.yaml", "retention_ms: 604800000", "retention_ms: 31536000000")  # a year
     code, planned, _ = run("topics", "plan")
     assert code == 1
     assert [(finding["level"], finding["problem"]) for finding in planned["findings"]] == [
@@ -429,33 +344,10 @@ def test_bad_tenants_are_refused_as_a_whole_and_what_runs_stays(
     assert run("tenants", "apply")[1]["published"] == ["acme", "newcomer"]
 
 
-def test_models_are_published_when_they_change(run: Run, folder: Path, unique: str) -> None:
-    assert run("models", "list")[0] == 1, "no topic yet"
-    code, applied, _ = run("models", "apply")
-    assert (code, applied["published"]) == (0, ["tiny"])
-    assert {change["topic"] for change in applied["topics"]} == {
-        f"{unique}.control.models",
-        *(f"{unique}.priority.generate.{name}" for name in ("high", "normal", "low")),
-    }
-    _edit(folder / "models.yaml", "max_output_tokens: 16", "max_output_tokens: 32")
-    _, applied, complaints = run("models", "apply")
-    assert (applied["topics"], applied["published"], complaints) == ([], ["tiny"], "")
-    (listed,) = run("models", "list")[1]["models"]
-    assert listed["max_output_tokens"] == 32
-    _edit(folder / "models.yaml", "pool: generate", "pool: generate\n    dedicated_pools: [own]")
-    assert {change["topic"] for change in run("models", "apply")[1]["topics"]} == {
-        f"{unique}.priority.own.{name}" for name in ("high", "normal", "low")
-    }
-    assert run("models", "list")[1]["models"][0]["dedicated_pools"] == ["own"]
-    _edit(folder / "models.yaml", "model: tiny", "model: small")
-    _, applied, _ = run("models", "apply", "--delete")
-    assert (applied["published"], applied["withdrawn"]) == (["small"], ["tiny"])
-
-
 @pytest.fixture
 def control(run: Run, settings: KafkaSettings, unique: str) -> ControlTopic[TenantSpec]:
     assert run("topics", "apply")[0] == 0
-    return ControlTopic(settings, default_codec(), f"{unique}.control.tenants", TenantSpec, "tenant")
+    return ControlTopic(settings, default_codec(), f"{unique}.control.tenants", TenantSpec, kind="tenant")
 
 
 def test_control_topic_holds_the_last_word_of_each_key(control: ControlTopic[TenantSpec]) -> None:
@@ -499,7 +391,7 @@ def test_unreadable_control_record_is_shown_and_replaced(
 
 
 def test_control_topic_that_does_not_exist_is_named(settings: KafkaSettings, unique: str) -> None:
-    control = ControlTopic(settings, default_codec(), f"{unique}.none", TenantSpec, "tenant")
+    control = ControlTopic(settings, default_codec(), f"{unique}.none", TenantSpec, kind="tenant")
     with pytest.raises(ClusterError, match=f"{unique}.none: no such topic"):
         control.read()
 
@@ -510,7 +402,7 @@ def test_tables_are_for_people(run: Run, capsys: pytest.CaptureFixture[str], fol
         (("topics", "plan", *files), ("create", "partitions=1")),
         (("tenants", "apply", *files), ("create", "done", "tenant globex: published")),
         (("tenants", "list"), ("globex", "high, normal, low", "shared")),
-        (("models", "apply", *files), ("model tiny: published",)),
+        (("models", "apply", *files), ("model tiny/1: published", "model tiny: published")),
         (("models", "list"), ("tiny", "generate", "128 tokens")),
         (("topics", "apply", *files), ("7 topics, nothing to change",)),
     ):

@@ -23,7 +23,7 @@ from deploy.models.prepare import prepare, recipes
 from deploy.models.train_digits import build_network
 from fairlane.outcomes import Code
 from fairlane.records import ModelVersion, Parameters, RequestInput, TokenUsage
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines.classifier import EXPORTED, TORCHSCRIPT, ClassifierEngine
 from inference_consumers.engines.protocol import (
     CancelledItem,

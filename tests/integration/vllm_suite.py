@@ -18,7 +18,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, ModelVersion, Parameters, RequestInput, TokenUsage
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines import model_folder
 from inference_consumers.engines.protocol import (
     CancelledItem,

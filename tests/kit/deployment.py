@@ -39,8 +39,13 @@ def _simulated(unique: str, pool: str, name: str, tasks: tuple[Task, ...], max_o
 
 
 def write_models(path: Path, models: Iterable[ModelVersion]) -> None:
-    """Write a models.yaml that ``load_models`` reads back."""
-    path.write_text(yaml.safe_dump({"models": list(map(_model_yaml, models))}))
+    """Write a models.yaml that ``load_models`` reads back. Of several versions of a model the first is the champion."""
+    entries, seen = [], set()
+    for model in models:
+        champion = {} if model.model in seen else {"aliases": ["champion"]}
+        entries.append({**_model_yaml(model), **champion})
+        seen.add(model.model)
+    path.write_text(yaml.safe_dump({"models": entries}))
 
 
 def write_tenants(path: Path, tenants: Iterable[TenantSpec]) -> None:

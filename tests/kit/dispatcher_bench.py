@@ -29,6 +29,7 @@ from fairlane_server.caching.entries import CacheKey
 from fairlane_server.caching.responses import CachedAnswer, response_key
 from fairlane_server.costs.price_book import NO_PRICES
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
+from fairlane_server.models.catalog import catalog_of
 from stream_processors.dispatcher.admission.quota_charges import QuotaCharges
 from stream_processors.dispatcher.admission.stage import AdmissionStage
 from stream_processors.dispatcher.assembly import assemble
@@ -188,8 +189,7 @@ class Bench:
         parts: Mapping[str, float] | None = None,
     ) -> None:
         """These are the tenants and models from now on, and the parts of tenants that are read here if not all."""
-        by_name: Mapping[str, ModelVersion] = {model.model: model for model in models}
-        self.dispatcher.set_registry({spec.tenant: spec for spec in tenants}, by_name, parts or {})
+        self.dispatcher.set_registry({spec.tenant: spec for spec in tenants}, catalog_of(*models), parts or {})
 
     def assign(self, *more: str) -> None:
         """Own partition 0 of the first topic, and of these."""
@@ -204,12 +204,16 @@ class Bench:
         pool: str = "pool",
         draining: bool = False,
         age_ms: int = 0,
+        number: int = 1,
+        partitions: tuple[int, ...] = (),
+        versions: tuple[str, ...] = (),
     ) -> None:
         """A consumer of the pool reports this many cost tokens per second, and batches of this many; or it did so long
         ago, before this dispatcher started."""
         report = CapacityReport(
-            f"{pool}-1", pool, (), Health.HEALTHY, draining, 0.0, 0.0, 32, tokens, 0.0, 0, 0, self.now_ms, rate
+            f"{pool}-{number}", pool, (), Health.HEALTHY, draining, 0.0, 0.0, 32, tokens, 0.0, 0, 0, self.now_ms, rate
         )
+        report = replace(report, partitions=partitions, versions=versions)
         self.dispatcher.updates.learn([AgedCapacityReport(report, age_ms)])
 
     def queued(

@@ -46,8 +46,11 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.control.published_models import model_topic
+from fairlane_server.control.published_tenants import tenant_topic
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
+from fairlane_server.models.catalog import route_of_one
 from fairlane_server.topics.admin import apply_plan, read_state
 from fairlane_server.topics.families import expand, load_families
 from fairlane_server.topics.plan import plan
@@ -129,9 +132,9 @@ class Pipeline:
         self._redis_users = None if redis_url is None else RedisUsers(redis_url, unique)
         self.processes: dict[str, ServiceProcess] = {}
         self.admin = AdminClient(connection(self.settings))
-        self._control_tenants = ControlTopic(self.settings, self.codec, names.CONTROL_TENANTS, TenantSpec, "tenant")
-        self._control_models = ControlTopic(self.settings, self.codec, names.CONTROL_MODELS, ModelVersion, "model")
-        self._control_prices = ControlTopic(self.settings, self.codec, names.CONTROL_PRICES, ModelPrices, "model")
+        self._control_tenants = tenant_topic(self.settings, self.codec)
+        self.control_models = model_topic(self.settings, self.codec)
+        self._control_prices = ControlTopic(self.settings, self.codec, names.CONTROL_PRICES, ModelPrices, kind="model")
         self._producer: Producer | None = None
         self._cleanup = ExitStack()
         self._ports = PortClaims()
@@ -155,7 +158,8 @@ class Pipeline:
         for process in self.processes.values():
             process.kill()
         self._control_tenants.publish((), withdrawn=self.tenants)
-        self._control_models.publish((), withdrawn=[model.model for model in self.models])
+        ours = [key for key in self.control_models.read() if key.startswith(self.unique)]
+        self.control_models.publish((), withdrawn=ours)
         self.price()
         self._cleanup.__exit__(kind, error, trace)
         if kind is None:
@@ -184,7 +188,8 @@ class Pipeline:
         )
         failed = [item for item in apply_plan(cluster, made) if item.result == "failed"]
         assert not failed, failed
-        self._control_models.publish(self.models)
+        champions = {model.model: model for model in reversed(self.models)}
+        self.control_models.publish([*self.models, *map(route_of_one, champions.values())])
         # Those of a run that was killed before it could take them back: dispatchers would serve them too.
         stale = [tenant for tenant in self._control_tenants.read() if _OURS.match(tenant)]
         withdrawn = [tenant for tenant in stale if tenant not in self.tenants]

@@ -37,6 +37,7 @@ class Request:
     input_bytes: int = 40
     is_backfill: bool = False
     model_name: str = "words"
+    version_key: str = "words/1"
     most_output_tokens: int = 0
     target_ms: int | None = None
     """Latency target; None: as long as it has."""

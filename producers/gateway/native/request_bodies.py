@@ -8,6 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 from pydantic_core import PydanticCustomError
 
 from fairlane.client.requests import build_request, check_request
+from fairlane.names import MOST_REFERENCE_CHARS
 from fairlane.outcomes import Code, Task
 from fairlane.records import MOST_INPUT_ITEMS, InferenceRequest, Message, Retrieval
 from producers.openai_api.errors import GatewayError
@@ -79,7 +80,14 @@ class ParametersBody(ClosedBody):
 class _Scheduled(SchedulingOptions):
     """Fields of every request."""
 
-    model: Annotated[str, Field(min_length=1, max_length=_MOST_NAME_CHARS, description="Name of the model")]
+    model: Annotated[
+        str,
+        Field(
+            min_length=1,
+            max_length=MOST_REFERENCE_CHARS,
+            description="Name of the model, or `model/version` or `model@alias`",
+        ),
+    ]
     timeout_ms: int | None = Field(
         None, ge=1, le=_MOST_TIMEOUT_MS, description="The deadline, from its receipt; none: the service's own"
     )

@@ -24,6 +24,8 @@ from fairlane_server.admission_rule import (
     takes_anything,
 )
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
+from fairlane_server.models.catalog import ModelCatalog, NoVersion
+from fairlane_server.models.routes import model_of
 from producers.openai_api.errors import GatewayError
 
 NO_CAPACITY = "no_capacity"
@@ -44,7 +46,7 @@ class RegistrySnapshot:
     """Tenants and models by name. None: not known yet."""
 
     tenants: Mapping[str, TenantSpec] | None = None
-    models: Mapping[str, ModelVersion] | None = None
+    models: ModelCatalog | None = None
 
 
 @dataclass(slots=True)
@@ -107,12 +109,17 @@ def reject_early(
     spec = registry.tenants.get(tenant)
     if spec is None:
         return GatewayError(403, Code.FORBIDDEN, f"{tenant} is not registered", field="tenant")
-    model = registry.models.get(request.model)
-    if model is None:
-        return GatewayError(404, Code.UNKNOWN_MODEL, "no model has this name", field="model")
-    if spec.models and model.model not in spec.models:
-        return GatewayError(403, Code.FORBIDDEN, f"{tenant} may not use {model.model}", field="model")
+    name = model_of(request.model)
+    if spec.models and name not in spec.models:
+        return GatewayError(403, Code.FORBIDDEN, f"{tenant} may not use this model", field="model")
+    choice = registry.models.choose(request, tenant, now_ms)
+    if isinstance(choice, NoVersion):
+        return GatewayError(404, Code.UNKNOWN_MODEL, choice.reason, field="model")
+    model = choice.model
     pool = pool_of(spec, model)
+    if any(pool_of(spec, other) != pool for other in registry.models.versions_of(name)):
+        # Which version it gets depends on what is loaded, which is not known here.
+        return None
     if pool is None or not latest.is_known(now_ms) or request.task not in model.tasks:
         return None
     timeout_ms = request.timeout_ms or DEFAULT_TIMEOUT_MS.get(request.priority)
@@ -133,9 +140,9 @@ def pool_of(spec: TenantSpec, model: ModelVersion) -> str | None:
     return spec.pool if spec.pool in (model.pool, *model.dedicated_pools) else None
 
 
-def _may_answer_elsewhere(spec: TenantSpec, model: ModelVersion, task: str, models: Mapping[str, ModelVersion]) -> bool:
+def _may_answer_elsewhere(spec: TenantSpec, model: ModelVersion, task: str, models: ModelCatalog) -> bool:
     """Whether a smaller model may answer, in another pool. In the same one it has the same work ahead."""
-    smaller = models.get(model.smaller_model or "")
+    smaller = models.champion(model.smaller_model or "")
     if smaller is None or task not in smaller.tasks or Degradation.SMALLER_MODEL in spec.forbidden_degradations:
         return False
     return (not spec.models or smaller.model in spec.models) and pool_of(spec, smaller) != pool_of(spec, model)

@@ -8,10 +8,11 @@ from fairlane.backoff import Backoff
 from fairlane.clock import now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
-from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS
+from fairlane.names import CONTROL_TENANTS
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import KafkaSettings
+from fairlane_server.control.published_models import PublishedModels
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
@@ -29,9 +30,8 @@ class RegistryFeeds:
 
     def __init__(self, settings: KafkaSettings, codec: Codec, on_failure: Callable[[BaseException], None]) -> None:
         self._tenants = Feed(settings, codec, CONTROL_TENANTS, TenantSpec)
-        self._models = Feed(settings, codec, CONTROL_MODELS, ModelVersion)
+        self._models = PublishedModels(settings, codec, on_failure)
         self._tenants.on_failure(on_failure)
-        self._models.on_failure(on_failure)
 
     def start(self) -> None:
         """Read both topics to their ends. Raises FeedUnavailableError."""
@@ -45,11 +45,11 @@ class RegistryFeeds:
     @property
     def registry(self) -> RegistrySnapshot:
         """Current tenants and models."""
-        return RegistrySnapshot(self._tenants.snapshot, self._models.snapshot)
+        return RegistrySnapshot(self._tenants.snapshot, self._models.catalog)
 
     def models_of(self, tenant: str) -> tuple[ModelVersion, ...]:
-        """Models that a tenant may use, sorted by name; empty for an unregistered tenant."""
-        spec, models = self._tenants.snapshot.get(tenant), self._models.snapshot
+        """The champions of the models that a tenant may use, sorted by name; empty for an unregistered tenant."""
+        spec, models = self._tenants.snapshot.get(tenant), self._models.catalog.champions
         if spec is None:
             return ()
         return tuple(model for name, model in sorted(models.items()) if not spec.models or name in spec.models)

@@ -15,6 +15,7 @@ from fairlane_server.admission_rule import CapacityState, Prediction, WorkAhead
 from fairlane_server.budgets.budgets import budget_name
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
+from fairlane_server.models.routes import CHAMPION, NAMED_VERSION
 from stream_processors.dispatcher.admission.degradation import Degraded, Ladder, degrade, reduced_context, saved
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.admission.retry_slots import RetrySlots
@@ -85,7 +86,8 @@ class AdmissionStage:
             if not self.ownership.is_current(candidate.claim):
                 continue
             try:
-                now_ms, now = self.output.clock(), self.registry.as_of_now(candidate.queued)
+                now_ms = self.output.clock()
+                now = self.registry.as_of_now(candidate.queued, now_ms)
                 if isinstance(now, Rejection):
                     outputs = self.output.not_served(candidate.queued, now, now_ms)
                     self.output.transactions.submit(Settlement(candidate.claim, outputs))
@@ -156,7 +158,7 @@ class AdmissionStage:
         self, queued: QueuedRequest, exceeded: Exceeded | None, now_ms: int
     ) -> Admission | tuple[OutputRecord, ...]:
         # Tenants or models may have changed during the Redis round trip or the duplicate look-up.
-        now = self.registry.as_of_now(queued)
+        now = self.registry.as_of_now(queued, now_ms)
         if isinstance(now, Rejection):
             return self.output.not_served(queued, now, now_ms)
         return self.decide(now, exceeded, now_ms)
@@ -224,7 +226,9 @@ class AdmissionStage:
 
     def reduced(self, queued: QueuedRequest, now_ms: int) -> tuple[QueuedRequest, tuple[OutputRecord, ...]]:
         """The requeued request with reduced context, as it is queued, and the audit of that reduction. It was admitted
-        once and is not judged again."""
+        once and is not judged again. One that its consumer had no engine for keeps its context."""
+        if queued.handed_back == queued.unserved:
+            return queued, ()
         forbidden = self.registry.tenant(queued.tenant).forbidden_degradations
         made = reduced_context(queued.request, queued.passages, forbidden, queued.history)
         if not made.steps:
@@ -319,6 +323,7 @@ class AdmissionStage:
             queued,
             request=request,
             model=made.model,
+            arm=queued.arm if made.model is queued.model else CHAMPION,
             pool=queued.pool if made.model is queued.model else pool_of_smaller,
             cost_tokens=cost.total + expected_tokens,
             cautious_cost_tokens=cost.cautious_total + expected_tokens,
@@ -330,8 +335,9 @@ class AdmissionStage:
 
     def _smaller(self, queued: QueuedRequest, spec: TenantSpec) -> tuple[ModelVersion | None, str]:
         """The smaller model this tenant may use and the pool serving it; None and the present pool if there is none."""
-        name = queued.model.smaller_model
-        model = None if name is None else self.registry.models.get(name)
+        # A request that names a version asks for nothing else.
+        name = None if queued.arm == NAMED_VERSION else queued.model.smaller_model
+        model = None if name is None else self.registry.models.champion(name)
         if model is None or (spec.models and model.model not in spec.models):
             return None, queued.pool
         pool = self.registry.pool_for(model, queued.tenant)

@@ -140,10 +140,11 @@ class RecentResults(LRUCache[tuple[str, str], RecentResult]):
 
     def note(self, settled: SettledWork) -> None:
         """Record the outcome of settled work. A requeued item settles as OVERLOADED although its request goes on, so
-        that code counts only for an item read from a requeue topic, which consumers do not requeue again. A check that
-        could not be made is a refusal before the run, and a failure after it."""
+        that code counts only for an item read from a requeue topic, which consumers do not requeue for it again. Work
+        whose version was not loaded settles as UNKNOWN_MODEL, which says nothing. A check that could not be made is a
+        refusal before the run, and a failure after it."""
         usage = settled.usage
-        if usage is None:
+        if usage is None or usage.code == Code.UNKNOWN_MODEL:
             return
         is_refused = usage.code in (Code.OVERLOADED, Code.GUARDRAIL_UNAVAILABLE) and usage.outcome == Outcome.REJECTED
         if usage.code == Code.OVERLOADED and not is_returned(settled.source.topic):

@@ -135,7 +135,10 @@ class RecordClassifier:
         spec = self.registry.tenants.get(tenant)
         backfill = is_backfill(arrival.partition.topic)
         verdict = validate_headers(arrival.headers) or validate(
-            request, tenant, spec, self.registry.models, self.limits, backfill=backfill
+            *(request, tenant, spec, self.registry.models, self.limits),
+            now_ms=now_ms,
+            backfill=backfill,
+            served=self.registry.served,
         )
         if isinstance(verdict, Rejection):
             return self._refused(request, arrival, tenant, verdict, now_ms)
@@ -144,6 +147,9 @@ class RecordClassifier:
             return self._refused(request, arrival, tenant, pool, now_ms)
         body = self.codec.body_if_current(InferenceRequest, arrival.value or b"")
         encoded = None if body is None else (request, body)
+        if request.model != verdict.model.model:
+            # It named a version or an alias; from here on the version is beside the request.
+            request = replace(request, model=verdict.model.model)
         request = within_tenant_bound(request, verdict.model, spec)
         cost = self.registry.costs.estimate(tenant, verdict.model, verdict.input_bytes, request.parameters.max_tokens)
         expected_tokens = self.context.expected(tenant, request)
@@ -153,6 +159,7 @@ class RecordClassifier:
             tenant=tenant,
             request=request,
             model=verdict.model,
+            arm=verdict.arm,
             pool=pool,
             reply_topic=verdict.reply_topic,
             cost_tokens=cost.total + expected_tokens,
@@ -188,20 +195,22 @@ class RecordClassifier:
         if fault is not None:
             raise DecodeError(DecodeProblem.INVALID_BODY, f"WorkItem.{fault}")
         self.counts.read(item.tenant)
-        found = self.registry.serving(item.request.model, item.tenant)
+        now_ms = self.clock()
+        found = self.registry.serving(item.model_version, item.arm, item.request, item.tenant, now_ms)
         if isinstance(found, Rejection):
             # It was admitted, so it gets a reply, with its original source coordinate.
             first = PartitionId(item.source.topic, item.source.partition)
             original = replace(arrival, partition=first, offset=item.source.offset, timestamp_ms=item.submitted_at_ms)
-            return self._refused(item.request, original, item.tenant, found, self.clock())
+            return self._refused(item.request, original, item.tenant, found, now_ms)
         # Not necessarily the pool that requeued it: tenants or models may have been reassigned since.
-        model, pool = found
+        choice, pool = found
         return QueuedRequest(
             claim=claim,
             source=item.source,
             tenant=item.tenant,
             request=item.request,
-            model=model,
+            model=choice.model,
+            arm=choice.arm,
             pool=pool,
             reply_topic=item.reply_topic,
             cost_tokens=item.cost_tokens,
@@ -220,6 +229,7 @@ class RecordClassifier:
             history=item.history,
             history_use=item.history_use,
             handed_back=item.handed_back,
+            unserved=item.unserved,
             budget=item.budget,
             trace_headers=trace_headers(arrival.headers),
             max_prompt_tokens=self.registry.tenants[item.tenant].max_prompt_tokens,
@@ -272,4 +282,6 @@ def _fault_of(item: WorkItem, topic: str) -> str | None:
         return "cost_tokens: negative, or less than those of its prompt"
     if item.handed_back < 1:
         return "handed_back: less than 1"
+    if not 0 <= item.unserved <= item.handed_back:
+        return "unserved: negative, or more than handed_back"
     return None

@@ -17,6 +17,8 @@ from fairlane.record_bounds import (
 )
 from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
 from fairlane_server.image_header import image_header, image_tokens
+from fairlane_server.models.catalog import ModelCatalog, NoVersion, Served, nothing_known
+from fairlane_server.models.routes import model_of
 from stream_processors.dispatcher.scheduling.cost import BYTES_PER_TOKEN
 
 DEFAULT_BACKFILL_TIMEOUT_MS = 86_400_000
@@ -29,6 +31,8 @@ _MAX_TEMPERATURE = 2.0
 _MAX_TOP_K = 64
 _MAX_SEED = 2**63 - 1
 _MAX_LOGPROBS = 20
+_LOADING_RETRY_MS = 5_000
+"""Until another look is worth it whether a consumer has loaded a version."""
 
 _FIELDS_OF_TASK: Mapping[str, tuple[tuple[str, ...], ...]] = {
     Task.GENERATE: (("messages",), ("prompt",)),
@@ -55,18 +59,21 @@ class RequestLimits:
 
 @frozen_dataclass(frozen=True, slots=True)
 class Rejection:
-    """Reason of a rejection, for the tenant: code, field at fault, message."""
+    """Reason of a rejection, for the tenant: code, field at fault, message; when to try again, if that may help."""
 
     code: Code
     field: str
     message: str
+    retry_after_ms: int | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
 class ValidRequest:
-    """Result for a valid request: its model, reply topic, timeout, and input size by ``charged_bytes``."""
+    """Result for a valid request: its model version, the arm that this was chosen by, its reply topic, its timeout, and
+    the input size by ``charged_bytes``."""
 
     model: ModelVersion
+    arm: str
     reply_topic: str
     timeout_ms: int
     input_bytes: int
@@ -76,10 +83,12 @@ def validate(
     request: InferenceRequest,
     tenant: str,
     spec: TenantSpec | None,
-    models: Mapping[str, ModelVersion],
+    models: ModelCatalog,
     limits: RequestLimits,
     *,
+    now_ms: int,
     backfill: bool,
+    served: Served = nothing_known,
 ) -> ValidRequest | Rejection:
     """Check one request of ``tenant``, the tenant of its topic.
 
@@ -91,11 +100,15 @@ def validate(
         return refusal
     if spec is None:
         return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} is not registered")
-    model = models.get(request.model)
-    if model is None:
-        return Rejection(Code.UNKNOWN_MODEL, "model", f"no model is named {_shown(request.model)}")
-    if spec.models and request.model not in spec.models:
-        return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {request.model}")
+    # Before anything is said of what there is: a tenant learns nothing of models that it may not use.
+    if spec.models and model_of(request.model) not in spec.models:
+        return Rejection(Code.FORBIDDEN, "model", f"{tenant} may not use {_shown(request.model)}")
+    choice = models.choose(request, tenant, now_ms, served)
+    if isinstance(choice, NoVersion) and choice.may_come and backfill:
+        choice = models.choose(request, tenant, now_ms)
+    if isinstance(choice, NoVersion):
+        return refusal_of(choice)
+    model = choice.model
     refusal = _routing(request, spec, model, limits)
     if refusal is not None:
         return refusal
@@ -110,7 +123,14 @@ def validate(
         default_ms = DEFAULT_BACKFILL_TIMEOUT_MS if backfill else DEFAULT_TIMEOUT_MS[request.priority]
         timeout_ms = min(default_ms, limits.max_timeout_ms)
     charged = charged_bytes(request.input)
-    return ValidRequest(model, request.reply_to or replies_topic(tenant), timeout_ms, charged)
+    return ValidRequest(model, choice.arm, request.reply_to or replies_topic(tenant), timeout_ms, charged)
+
+
+def refusal_of(why: NoVersion) -> Rejection:
+    """The refusal of a request that gets no version of its model."""
+    if why.may_come:
+        return Rejection(Code.OVERLOADED, "model", why.reason, _LOADING_RETRY_MS)
+    return Rejection(Code.UNKNOWN_MODEL, "model", why.reason)
 
 
 def validate_cancel(cancel: CancelRequest, tenant: str) -> Rejection | None:

@@ -24,6 +24,7 @@ from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.costs.price_book import NO_PRICES, PriceBook, Used
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
+from fairlane_server.models.routes import model_of
 from stream_processors.dispatcher.intake.validation import (
     MAX_ID_CHARS,
     Rejection,
@@ -108,6 +109,8 @@ class DecisionWriter:
             max_prompt_tokens=queued.max_prompt_tokens,
             guardrails=queued.guardrails,
             budget=queued.budget,
+            arm=queued.arm,
+            unserved=queued.unserved,
         )
         work = OutputRecord(
             names.priority_topic(queued.pool, request.priority),
@@ -169,7 +172,13 @@ class DecisionWriter:
         """The reply and audit event of a valid request that no pool may or can serve any more."""
         inputs = {"field": refusal.field, "waited_ms": now_ms - queued.submitted_at_ms, "pool": queued.pool}
         code, message, field = refusal.code, refusal.message, refusal.field
-        return self._final(queued, Decision.REFUSED, code, message, inputs, now_ms, field=field, was_admitted=False)
+        again_ms = refusal.retry_after_ms
+        return self._final(
+            *(queued, Decision.REFUSED, code, message, inputs, now_ms),
+            field=field,
+            retry_after_ms=again_ms,
+            was_admitted=False,
+        )
 
     def cancelled(
         self,
@@ -208,6 +217,7 @@ class DecisionWriter:
             outcome=Outcome.OK,
             model=answer.model,
             model_version=answer.model_version,
+            arm=queued.arm,
             task=answer.task,
             engine=answer.engine,
             output=answer.output,
@@ -290,12 +300,13 @@ class DecisionWriter:
             code=refusal.code,
             field=refusal.field,
             message=refusal.message,
-            model=name_or_none(request.model),
+            retry_after_ms=refusal.retry_after_ms,
+            model=name_or_none(model_of(request.model)),
             task=name_or_none(request.task),
             timings=Timings(submitted_at_ms=arrival.timestamp_ms),
             source=arrival.coordinate,
             replay_of=replay_of,
-            cost=self.prices().nothing(request.model),
+            cost=self.prices().nothing(model_of(request.model)),
         )
         audit = self._refusal(request_id, replay_of, arrival, tenant, refusal, now_ms)
         topic = reply_topic_for_refusal(request, tenant, spec)
@@ -414,6 +425,7 @@ class DecisionWriter:
             message=message,
             retry_after_ms=retry_after_ms,
             model=queued.request.model,
+            arm=queued.arm,
             task=queued.request.task,
             timings=Timings(queued.submitted_at_ms, queued.admitted_at_ms if was_admitted else None),
             degradations=queued.degradations,

@@ -12,7 +12,8 @@ from confluent_kafka.admin import AdminClient, TopicMetadata
 from fairlane import names
 from fairlane.logs import get_logger
 from fairlane.ownership import PartitionId
-from fairlane.records import ModelVersion, TenantSpec
+from fairlane.records import TenantSpec
+from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.topics.families import pools_of
 
 log = get_logger(__name__)
@@ -51,12 +52,12 @@ class RequestTopics:
         self._parts_by: tuple[object, ...] = ()
         self._parts: dict[str, float] = {}
 
-    def wanted(self, tenants: Mapping[str, TenantSpec], models: Mapping[str, ModelVersion]) -> frozenset[str]:
+    def wanted(self, tenants: Mapping[str, TenantSpec], models: ModelCatalog) -> frozenset[str]:
         """The request, backfill and requeue topics of these tenants and models."""
         wanted_by = (tenants, models)
         if not _same(wanted_by, self._wanted_by):
             self._wanted_by = wanted_by
-            pools = pools_of(tenants.values(), models.values())
+            pools = pools_of(tenants.values(), models.versions.values())
             self._wanted = frozenset(
                 (
                     *map(names.requests_topic, tenants),

@@ -215,7 +215,7 @@ class ResponseCacheStage:
 
     def _may_use(self, queued: QueuedRequest, hit: CacheHit) -> bool:
         """Whether this tenant may get the cached answer now: same model version, within its prompt bound."""
-        now, answer = self.registry.as_of_now(queued), hit.answer
+        now, answer = self.registry.as_of_now(queued, self.output.clock()), hit.answer
         if isinstance(now, Rejection) or (now.model.model, now.model.version) != (answer.model, answer.model_version):
             return False
         most = now.max_prompt_tokens

@@ -4,7 +4,8 @@ A consumer counts until its newest report is older than ``CAPACITY_TTL_MS``, by 
 are not trusted. A report with ``draining`` removes it at once.
 """
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from fairlane.outcomes import Health
@@ -85,6 +86,11 @@ class CapacityBoard:
     def pools(self) -> Iterable[str]:
         return tuple(self._pools)
 
+    def loaded(self, now_ms: int) -> dict[str, Mapping[str, float] | None]:
+        """By pool with live consumers, the versions that they have loaded, as in ``PoolCapacity``."""
+        capacities = {name: self.pool(name, now_ms) for name in self._pools}
+        return {name: capacity.loaded for name, capacity in capacities.items() if capacity.state is CapacityState.LIVE}
+
 
 def _catch_up(pool: _Pool) -> None:
     """Compute the capacity from the reports since the last time."""
@@ -127,6 +133,8 @@ def _assess(pool: _Pool, now_ms: int) -> None:
         batches=tuple(BatchCapacity(report.max_batch_size, report.max_batch_tokens) for report in counted),
         owned_partitions=frozenset().union(*owned) if (owned := _partitions(reports, among=reports)) else None,
         work_partitions=_partitions(counted, among=reports),
+        versions=_versions(counted, among=reports),
+        loaded=_loaded(reports),
     )
 
 
@@ -135,3 +143,18 @@ def _partitions(consumers: list[CapacityReport], *, among: list[CapacityReport])
     if not all(report.partitions for report in among):
         return None
     return tuple(frozenset(report.partitions) for report in consumers)
+
+
+def _versions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -> tuple[frozenset[str], ...] | None:
+    """The versions that each of these has loaded; None if any live consumer does not report its own."""
+    if not all(report.versions for report in among):
+        return None
+    return tuple(frozenset(report.versions) for report in consumers)
+
+
+def _loaded(reports: list[CapacityReport]) -> Mapping[str, float] | None:
+    """The part of the consumers that has loaded each version; None if one of them does not report its own."""
+    if not all(report.versions for report in reports):
+        return None
+    counts = Counter(version for report in reports for version in set(report.versions))
+    return {version: count / len(reports) for version, count in counts.items()}

@@ -100,13 +100,19 @@ class ArrivalOrder(BacklogStatistics[ItemT]):
             raise ValueError(f"waits already: {item.claim}")
         self._add(sums, item)
 
-    def pop(self, room_tokens: float, is_late: Callable[[ItemT], bool]) -> tuple[ItemT, bool] | None:
-        """Remove the first request; returns it and whether it is late. None when empty or when it exceeds the room."""
+    def pop(
+        self,
+        room_tokens: float,
+        is_late: Callable[[ItemT], bool],
+        is_placed: Callable[[ItemT], bool] | None = None,
+    ) -> tuple[ItemT, bool] | None:
+        """Remove the first request; returns it and whether it is late. None when empty, when it exceeds the room, or
+        when it is not ``is_placed``: nothing overtakes it here."""
         if not self._waiting:
             return None
         item = next(iter(self._waiting.values()))
         late = is_late(item)
-        if not late and item.cost_tokens > room_tokens:
+        if not late and (item.cost_tokens > room_tokens or (is_placed is not None and not is_placed(item))):
             return None
         self.remove(item, charge=not late)
         return item, late
@@ -126,6 +132,9 @@ class ArrivalOrder(BacklogStatistics[ItemT]):
         if self._subtract(self._sums(found.tenant, found.priority_class), found):
             self.set_share(found.tenant, None)
         return True
+
+    def unblock(self) -> None:
+        """Does nothing: no queue is passed over."""
 
     def expedite(self, item: ItemT) -> bool:  # noqa: ARG002 - no request is
         """Does nothing and returns False: in a queue shared by all tenants it would overtake other tenants."""

@@ -132,6 +132,22 @@ class _Pool(Generic[ItemT]):
     review_until_ms: int = 0
 
 
+def _placement(pool: _Pool[ItemT]) -> Callable[[ItemT], bool] | None:
+    """Whether a consumer that has loaded a request's version has room; the next one then is such a consumer. None while
+    it is not known who has loaded what."""
+    choice, versions = pool.choice, pool.capacity.versions
+    if choice is None or versions is None:
+        return None
+
+    def is_placed(item: ItemT) -> bool:
+        key = item.version_key
+        if key in versions[choice.next_consumer]:
+            return True
+        return choice.prefer({number for number, loaded in enumerate(versions) if key in loaded})
+
+    return is_placed
+
+
 def _mean_cost_tokens(pool: _Pool[ItemT]) -> float:
     """Recent mean cost of this pool's requests; before the first dispatch that of the queued ones; 0 without any."""
     if pool.mean_cost_tokens:
@@ -440,18 +456,22 @@ class Scheduler(Generic[ItemT]):
         return len(self._items)
 
     def _turns_of(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Iterator[Turn[ItemT]]:
-        while True:
-            room = room_tokens(pool.window, pool.share.share, self._held(name, pool))
-            popped = pool.queue.pop(room, self._lateness(name, pool, now_ms))
-            if popped is None:
-                return
-            item, is_late = popped
-            self._forget(item)
-            view = self._view(name, pool)
-            partition = ANY_PARTITION if is_late else self._reserve(name, pool, item, now_ms)
-            if not is_late:
-                pool.served.dispatched(item.tenant, item.priority_class, item.cost_tokens)
-            yield Turn(item, is_late, partition, view)
+        is_placed = _placement(pool)
+        try:
+            while True:
+                room = room_tokens(pool.window, pool.share.share, self._held(name, pool))
+                popped = pool.queue.pop(room, self._lateness(name, pool, now_ms), is_placed)
+                if popped is None:
+                    return
+                item, is_late = popped
+                self._forget(item)
+                view = self._view(name, pool)
+                partition = ANY_PARTITION if is_late else self._reserve(name, pool, item, now_ms)
+                if not is_late:
+                    pool.served.dispatched(item.tenant, item.priority_class, item.cost_tokens)
+                yield Turn(item, is_late, partition, view)
+        finally:
+            pool.queue.unblock()
 
     def _open_window(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
         """Compute the pool's window for a round of dispatch."""

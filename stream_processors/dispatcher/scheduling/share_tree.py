@@ -274,6 +274,8 @@ class ShareTree(BacklogStatistics[ItemT]):
             self._root.children[name].resting = deque()
         self._arrivals = 0
         self._waiting: dict[Hashable, tuple[int, int, ItemT]] = {}
+        self._blocked: list[Node[ItemT]] = []
+        """Queues that rest although they have requests."""
 
     def push(self, item: ItemT) -> None:
         """Add a request. Raises ValueError for an unknown class and for a claim already queued."""
@@ -290,29 +292,51 @@ class ShareTree(BacklogStatistics[ItemT]):
         if not node.turn:
             self._rings.wake(node)
 
-    def pop(self, room_tokens: float, is_late: Callable[[ItemT], bool]) -> tuple[ItemT, bool] | None:
+    def pop(
+        self,
+        room_tokens: float,
+        is_late: Callable[[ItemT], bool],
+        is_placed: Callable[[ItemT], bool] | None = None,
+    ) -> tuple[ItemT, bool] | None:
         """Remove the next request; returns it and whether it is late: a late one needs no room and is not charged. None
-        when empty, or when the next one costs more than ``room_tokens``: no other overtakes it."""
-        node = self._root
-        ring = node.ring
-        if not ring:
-            return None
-        while ring:
-            node = ring[0][2]
+        when empty, or when the next one costs more than ``room_tokens``: no other overtakes it.
+
+        A queue whose first request is not ``is_placed`` rests until ``unblock``, as one without a backlog does: it
+        holds up no other queue and earns no credit.
+        """
+        while True:
+            node = self._root
             ring = node.ring
-        heap = node.heap
-        item = heap.entries[0][2]
-        late = is_late(item)
-        if not late and item.cost_tokens > room_tokens:
-            return None
-        heap.pop()
-        if not late:
-            self._rings.serve(node, item.cost_tokens if self._charges_output else item.prompt_tokens)
-        del self._waiting[item.claim]
-        is_leaving = self._subtract(node.sums, item)
-        if not heap.entries:
-            self._emptied(node, is_leaving=is_leaving)
-        return item, late
+            if not ring:
+                return None
+            while ring:
+                node = ring[0][2]
+                ring = node.ring
+            heap = node.heap
+            item = heap.entries[0][2]
+            late = is_late(item)
+            if not late:
+                if item.cost_tokens > room_tokens:
+                    return None
+                if is_placed is not None and not is_placed(item):
+                    self._rings.rest(node)
+                    self._blocked.append(node)
+                    continue
+            heap.pop()
+            if not late:
+                self._rings.serve(node, item.cost_tokens if self._charges_output else item.prompt_tokens)
+            del self._waiting[item.claim]
+            is_leaving = self._subtract(node.sums, item)
+            if not heap.entries:
+                self._emptied(node, is_leaving=is_leaving)
+            return item, late
+
+    def unblock(self) -> None:
+        """Let the queues that ``pop`` blocked have their turns again. O(blocked queues)."""
+        blocked, self._blocked = self._blocked, []
+        for node in blocked:
+            if node.heap.entries and not node.turn:
+                self._rings.wake(node)
 
     def take_late(self, is_late: Callable[[ItemT], bool]) -> list[ItemT]:
         """Remove, uncharged, late requests from the head of every queue until no head is late. O(queues)."""

@@ -12,7 +12,7 @@ no more. Within its share a dispatcher serves its classes by w[c] x b[d][c] / B[
 are served by w.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 from heapq import heapify, heapreplace
 from math import floor, inf
@@ -104,6 +104,7 @@ class ConsumerChoice:
         self._loads = list(loads)
         self._heap = [self._entry(index) for index in range(len(self._loads))]
         heapify(self._heap)
+        self._is_sorted = True
         self._tokens = sum(entry.most.tokens for entry in self._heap)
         self._items = sum(entry.most.items for entry in self._heap)
 
@@ -121,6 +122,23 @@ class ConsumerChoice:
         """Whether that consumer has nothing to do."""
         return not self._heap[0].items
 
+    def prefer(self, numbers: Container[int]) -> bool:
+        """Let the next request go to the best of these consumers. False, and nothing changes, if none of them has room.
+        O(consumers), unless it is the next one anyway."""
+        if not self._is_sorted:
+            heapify(self._heap)
+            self._is_sorted = True
+        if self._heap[0].number in numbers:
+            return True
+        found = min((entry for entry in self._heap if entry.number in numbers and not entry.is_full), default=None)
+        if found is None:
+            return False
+        # No heap until ``add`` has put everything in order again.
+        self._heap.remove(found)
+        self._heap.insert(0, found)
+        self._is_sorted = False
+        return True
+
     def add(self, tokens: int) -> None:
         """That consumer gets a request."""
         before = self._heap[0]
@@ -128,7 +146,12 @@ class ConsumerChoice:
         since_ms = load.since_ms if load.items else self._now_ms
         self._loads[before.number] = ConsumerLoad(load.tokens + tokens, load.items + 1, since_ms, load.chosen)
         now = self._entry(before.number)
-        heapreplace(self._heap, now)
+        if self._is_sorted:
+            heapreplace(self._heap, now)
+        else:
+            self._heap[0] = now
+            heapify(self._heap)
+            self._is_sorted = True
         self._tokens += now.most.tokens - before.most.tokens
         self._items += now.most.items - before.most.items
 

@@ -27,7 +27,7 @@ from benchmarks.batching import (
 from benchmarks.service_curve import percentile
 from benchmarks.trace import MAX_CONTEXT_TOKENS, load_trace
 from fairlane.records import ModelVersion, Output, TokenUsage
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.engines.protocol import EngineItem, EngineLimits, RunCost, RunObserver, Success
 

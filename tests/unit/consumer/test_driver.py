@@ -14,11 +14,12 @@ from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
+from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import CancelledItem, EngineGoneError, Failure, ItemOutcome, Problem, Success
 from inference_consumers.results.chunk_writer import StreamedText, chunk_of
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.retries import MAX_ENDS
-from tests.kit.driver_bench import KILLED, OK, DriverBench, named, streaming
+from tests.kit.driver_bench import KILLED, OK, DriverBench, FakeHost, named, streaming
 from tests.kit.waiting import eventually
 
 BROKEN = Problem("RuntimeError")
@@ -456,6 +457,20 @@ def test_one_that_cannot_be_loaded_ends_the_consumer() -> None:
     (error,) = bench.fatal
     assert isinstance(error, EngineFailedError)
     assert "no such file" in str(error)
+
+
+def test_a_version_that_cannot_be_loaded_is_left_out_beside_another_of_its_model() -> None:
+    bench = DriverBench()
+    host, (name, version) = FakeHost(), bench.host.key
+    host.key = name, f"{version}-next"
+    states = EngineStates({one.key: EngineState(one, 1, 1) for one in (bench.host, host)})
+    bench.driver.engines = states
+    bench.driver.engine_failed(host, "m: no such file")
+    assert not bench.fatal
+    assert (states.serves(bench.host.key), states.serves(host.key)) == (True, False)
+    assert not states.serves(("other", version))
+    bench.driver.engine_failed(bench.host, "m: no such file")
+    assert len(bench.fatal) == 1, "no version is left"
 
 
 def test_a_consumer_that_would_bury_its_topic_ends_and_does_not() -> None:

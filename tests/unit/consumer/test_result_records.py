@@ -132,7 +132,7 @@ def test_what_expired_was_cancelled_while_it_waited_or_was_handed_back_costs_not
         assert (usage.images, usage.batch_size) == (0, 0)
     returned = requeued_item(ITEM, Code.OVERLOADED)
     assert returned is not None
-    handed = PRICED.handed_back(WORK, returned, "no memory", RUN)
+    handed = PRICED.handed_back(WORK, returned, Failure(Code.OVERLOADED, "no memory"), RUN)
     assert CODEC.decode_as(UsageEvent, handed.outputs[1].value).cost == Cost(0, "XTS")
     reply, usage = reply_and_usage(PRICED.unpublishable(handed, "UNKNOWN_TOPIC_OR_PART"))
     assert reply.cost == usage.cost == Cost(0, "XTS")
@@ -265,7 +265,7 @@ def test_a_turn_that_makes_the_reply_too_large_is_left_out() -> None:
 def handed_back(work: ReceivedWork = WORK) -> Settlement:
     returned = requeued_item(work.item, Code.OVERLOADED)
     assert returned is not None
-    return WRITER.handed_back(work, returned, "no memory", RUN)
+    return WRITER.handed_back(work, returned, Failure(Code.OVERLOADED, "no memory"), RUN)
 
 
 def test_what_is_handed_back_is_the_item_its_usage_and_its_audit() -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines.protocol import (
     CancelledItem,
     EngineItem,

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from inference_consumers.engines.protocol import EngineLoadError, EngineSpec
 from inference_consumers.engines.vllm_client import arguments_of
 

@@ -408,7 +408,7 @@ def test_work_that_came_back_is_dispatched_once_more() -> None:
     (settlement,) = bench.transactions.settlements
     assert settlement.claim.partition == PartitionId("returned.pool", 0)
     (again,) = bench.decoded("priority.pool.normal")
-    assert again == replace(item, dispatched_at_ms=NOW_MS)
+    assert again == replace(item, dispatched_at_ms=NOW_MS, arm="champion")
     work = settlement.outputs[0]
     assert dict(work.headers)[headers.SOURCE_TOPIC] == b"returned.pool"
     assert dict(work.headers)[headers.SOURCE_OFFSET] == b"7"

@@ -21,6 +21,7 @@ from fairlane.records import (
     Retrieval,
     TenantSpec,
 )
+from fairlane_server.models.catalog import catalog_of
 from stream_processors.dispatcher.admission.degradation import (
     DEFAULT_LADDER,
     LADDER,
@@ -421,8 +422,10 @@ def requests(draw: st.DrawFn) -> InferenceRequest:
 
 
 def is_valid(request: InferenceRequest, *models: ModelVersion | None) -> bool:
-    known = {known.model: known for known in models if known is not None}
-    return isinstance(validate(request, "acme", TenantSpec("acme"), known, LIMITS, backfill=False), ValidRequest)
+    known = catalog_of(*(known for known in models if known is not None))
+    return isinstance(
+        validate(request, "acme", TenantSpec("acme"), known, LIMITS, now_ms=0, backfill=False), ValidRequest
+    )
 
 
 def output_limit(request: InferenceRequest, served_by: ModelVersion) -> float:

@@ -104,6 +104,36 @@ def test_the_next_request_goes_to_the_one_that_is_done_first() -> None:
     assert chosen == [(2, True), (2, False), (1, False), (2, False)]
 
 
+@given(
+    tokens=st.lists(st.integers(0, 5_000), min_size=1, max_size=6),
+    asked=st.lists(st.tuples(st.sets(st.integers(0, 7)), st.integers(1, 3_000)), max_size=12),
+)
+def test_a_request_goes_to_the_best_of_the_consumers_that_it_can_go_to(
+    tokens: list[int], asked: list[tuple[set[int], int]]
+) -> None:
+    """As if there were only those; and what others get and the window are as ever."""
+    capacity = live(*[BatchCapacity(4, 4_000)] * len(tokens), rate=1_000 * len(tokens))
+    loads = [loaded(one, min(one, 1)) for one in tokens]
+    among = choice(capacity, *loads)
+    for able, cost in asked:
+        fresh = choice(capacity, *loads)
+        assert (among.window.items, among.window.tokens) == pytest.approx((fresh.window.items, fresh.window.tokens))
+        assert among.next_consumer == fresh.next_consumer
+        among.prefer(able)
+        chosen = among.next_consumer
+        here = sorted(able & set(range(len(tokens))))
+        if here:
+            assert chosen in here
+            alone = choice(
+                live(*[BatchCapacity(4, 4_000)] * len(here), rate=1_000 * len(here)), *(loads[n] for n in here)
+            )
+            assert loads[chosen].tokens == loads[here[alone.next_consumer]].tokens
+        else:
+            assert chosen == fresh.next_consumer
+        among.add(cost)
+        loads[chosen] = loaded(loads[chosen].tokens + cost, loads[chosen].items + 1)
+
+
 def test_room_in_tokens_without_room_in_items_is_nobodys() -> None:
     """One is full of small requests, the other of large ones: together they would have room for many."""
     capacity = live(BatchCapacity(32, 16_384), BatchCapacity(32, 16_384), rate=2_000)

@@ -1,5 +1,7 @@
 """The promises of the fair queue under any arrivals, costs, weights, groups, corrections and deadlines."""
 
+from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
@@ -9,8 +11,8 @@ from hypothesis import strategies as st
 
 from fairlane.records import TenantGroup
 from stream_processors.dispatcher.scheduling.backlog_statistics import Share
-from stream_processors.dispatcher.scheduling.fair_queue import Policy
-from tests.kit.fair_queue_watch import Watch
+from stream_processors.dispatcher.scheduling.fair_queue import FairQueue, Policy, make_fair_queue, service_gap_bound
+from tests.kit.fair_queue_watch import Request, Watch, never
 
 MAX_COST = 40
 GROUPS = ("", "search", "chat", "chat-long")
@@ -147,3 +149,59 @@ def test_tenants_weights_that_go_up_and_down_starve_nobody() -> None:
         served[request.tenant] += 13
         watch.push(request.tenant, "", "normal", 13, 13, 10)
     assert 0.95 / 3 < served["b"] / sum(served.values()) < 1.05 / 2
+
+
+def _is_not_of(tenants: set[str], item: Request) -> bool:
+    return item.tenant not in tenants
+
+
+@given(
+    costs=st.lists(COSTS, min_size=1, max_size=30),
+    rounds=st.lists(st.tuples(st.sets(TENANTS), st.integers(0, 6)), max_size=20),
+    policy=st.sampled_from(("drr", "vtc")),
+)
+def test_a_queue_without_a_place_rests_and_holds_up_no_other(
+    costs: list[int], rounds: list[tuple[set[str], int]], policy: Policy
+) -> None:
+    queue: FairQueue[Request] = make_fair_queue(policy, quantum_tokens=8.0)
+    waiting: dict[str, list[Request]] = {tenant: [] for tenant in "abc"}
+    for number, cost in enumerate(costs):
+        for tenant, of_tenant in waiting.items():
+            request = Request(3 * number + "abc".index(tenant), tenant, cost_tokens=cost)
+            of_tenant.append(request)
+            queue.push(request)
+    for blocked, turns in rounds:
+        for _ in range(turns):
+            popped = queue.pop(inf, never, partial(_is_not_of, blocked))
+            able = [tenant for tenant, left in waiting.items() if left and tenant not in blocked]
+            assert (popped is not None) == bool(able)
+            if popped is None:
+                break
+            request = popped[0]
+            assert request.tenant in able
+            assert request is waiting[request.tenant].pop(0)
+        queue.unblock()
+        assert len(queue) == sum(map(len, waiting.values()))
+    while (popped := queue.pop(inf, never, lambda _item: True)) is not None:
+        waiting[popped[0].tenant].remove(popped[0])
+    assert not any(waiting.values())
+    assert len(queue) == 0
+
+
+@given(costs=st.lists(COSTS, min_size=10, max_size=40), blocked=st.lists(st.booleans(), min_size=10, max_size=40))
+def test_what_one_tenant_has_no_place_for_changes_nothing_between_the_others(
+    costs: list[int], blocked: list[bool]
+) -> None:
+    queue: FairQueue[Request] = make_fair_queue("drr", quantum_tokens=8.0)
+    for number, cost in enumerate(costs * 4):
+        for tenant in "abc":
+            queue.push(Request(3 * number + "abc".index(tenant), tenant, cost_tokens=cost))
+    served = dict.fromkeys("abc", 0)
+    bound = service_gap_bound(8.0, MAX_COST, 1.0, 1.0)
+    for is_blocked in blocked:
+        popped = queue.pop(inf, never, partial(_is_not_of, {"c"} if is_blocked else set()))
+        queue.unblock()
+        assert popped is not None
+        served[popped[0].tenant] += popped[0].cost_tokens
+        assert abs(served["a"] - served["b"]) < bound
+        assert served["c"] - max(served["a"], served["b"]) < bound, "it catches up on nothing"

@@ -125,7 +125,7 @@ def test_another_version_of_its_model_does_not_give_a_tenant_more(bench: Bench) 
     queued = bench.queued(request(parameters=Parameters()))
     assert queued.request.parameters.max_tokens == MODEL.max_output_tokens
     bench.register([replace(bounded, max_completion_tokens=300)], [replace(MODEL, version="2")])
-    now = bench.dispatcher.registry.as_of_now(queued)
+    now = bench.dispatcher.registry.as_of_now(queued, NOW_MS)
     assert isinstance(now, QueuedRequest)
     assert (now.model.version, now.request.parameters.max_tokens) == ("2", 300)
 

@@ -37,6 +37,7 @@ def test_good_requests_become_work_in_order() -> None:
         dispatcher_id="dispatcher-1",
         source=SourceCoordinate("requests.acme", 0, 0),
         prompt_tokens=5,
+        arm="champion",
     )
     (high,) = bench.decoded("priority.pool.high")
     assert high.deadline_at_ms == NOW_MS + 30_000

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 
 from fairlane.records import ModelVersion
-from stream_processors.dispatcher.registry import LastGood, check_model
+from fairlane_server.control.last_good import LastGood
+from fairlane_server.control.published_models import check_model
 
 GOOD = ModelVersion("words-1.5", "1", "gpu", "torch", ("generate",), "words", 4_096, 512, dedicated_pools=("own",))
 

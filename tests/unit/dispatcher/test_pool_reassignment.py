@@ -10,6 +10,7 @@ import pytest
 from fairlane.outcomes import Code, Decision, Outcome
 from fairlane.records import ModelVersion, SourceCoordinate, TenantGroup, TenantSpec, WorkItem
 from fairlane.schema_files import default_codec
+from fairlane_server.models.catalog import catalog_of
 from stream_processors.dispatcher.admission.quotas import Charge
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.registry import Registry, reassigns_pools
@@ -203,7 +204,7 @@ def test_nothing_that_waits_is_looked_at_for_what_does_not_move_it(
     bench = waiting()
     looked_at: list[QueuedRequest] = []
 
-    def watched(_registry: Registry, queued: QueuedRequest) -> QueuedRequest:
+    def watched(_registry: Registry, queued: QueuedRequest, _now_ms: int) -> QueuedRequest:
         looked_at.append(queued)
         return queued
 
@@ -219,8 +220,8 @@ def test_what_may_move_work() -> None:
         return reassigns_pools(
             {"acme": ACME},
             {spec.tenant: spec for spec in tenants},
-            {"words": MODEL},
-            {one.model: one for one in models},
+            catalog_of(MODEL),
+            catalog_of(*models),
         )
 
     assert not moves([ACME, OTHER], [MODEL, replace(MODEL, model="more")])

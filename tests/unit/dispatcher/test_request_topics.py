@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient
 from fairlane.names import backfill_topic, requests_topic, returned_topic
 from fairlane.ownership import PartitionId
 from fairlane.records import TenantSpec
+from fairlane_server.models.catalog import ModelCatalog
 from stream_processors.dispatcher.reading.request_topics import RequestTopics
 
 
@@ -59,9 +60,9 @@ def specs(*tenants: str, **fields: Any) -> dict[str, TenantSpec]:
 def test_wanted_topics_are_worked_out_when_tenants_or_models_changed() -> None:
     topics = topics_of(Cluster())
     tenants = specs("acme", pool="own")
-    wanted = topics.wanted(tenants, {})
+    wanted = topics.wanted(tenants, ModelCatalog())
     assert wanted == {requests_topic("acme"), backfill_topic("acme"), returned_topic("own")}
-    models: dict[str, Any] = {}
+    models = ModelCatalog()
     again = topics.wanted(tenants, models)
     assert again == wanted
     assert topics.wanted(tenants, models) is again
@@ -75,7 +76,7 @@ def test_parts_are_worked_out_when_tenants_or_the_assignment_or_the_topics_chang
     owned = tuple(PartitionId(requests_topic("acme"), number) for number in range(3))
     assert topics.parts(tenants, owned) == {}, "nobody asked the cluster yet"
 
-    wanted = topics.wanted(tenants, {})
+    wanted = topics.wanted(tenants, ModelCatalog())
     asyncio.run(topics.existing(wanted))
     parts = topics.parts(tenants, owned)
     assert parts == {"acme": 0.75}
@@ -111,7 +112,7 @@ def test_what_the_group_read_before_is_read_on_though_its_tenant_or_pool_is_gone
     cluster.committed_in = {requests_topic("gone"): 1, backfill_topic("gone"): 0, returned_topic("left"): 0}
     cluster.committed_in |= dict.fromkeys(no_names, 0)
     topics = topics_of(cluster)
-    wanted = topics.wanted(specs("acme"), {})
+    wanted = topics.wanted(specs("acme"), ModelCatalog())
     assert asyncio.run(topics.existing(wanted)) == {requests_topic("acme"), *gone}
     assert set(cluster.asked) == {requests_topic("not-yet"), *gone}
 
@@ -125,4 +126,4 @@ def test_what_the_group_read_before_is_read_on_though_its_tenant_or_pool_is_gone
 def test_without_an_answer_of_the_group_there_is_none() -> None:
     cluster = Cluster({requests_topic("acme"): 1, requests_topic("gone"): 1}, is_away=True)
     topics = topics_of(cluster)
-    assert asyncio.run(topics.existing(topics.wanted(specs("acme"), {}))) == frozenset()
+    assert asyncio.run(topics.existing(topics.wanted(specs("acme"), ModelCatalog()))) == frozenset()

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from fairlane.records import TenantGroup, TenantSpec
+from fairlane_server.control.last_good import LastGood
 from fairlane_server.control.tenants_file import load_tenants
-from stream_processors.dispatcher.registry import LastGood, check_tenant
+from stream_processors.dispatcher.registry import check_tenant
 
 
 def test_the_last_good_specification_stays() -> None:

@@ -22,6 +22,7 @@ from fairlane.records import (
     TenantGroup,
     TenantSpec,
 )
+from fairlane_server.models.catalog import catalog_of
 from stream_processors.dispatcher.intake.validation import (
     DEFAULT_BACKFILL_TIMEOUT_MS,
     Rejection,
@@ -48,11 +49,11 @@ def model(name: str, *tasks: str, max_output_tokens: int = 0) -> ModelVersion:
     return ModelVersion(name, "1", "gpu", "causal-lm", tasks, name, 2_048, max_output_tokens)
 
 
-MODELS = {
-    "chat": model("chat", "generate", max_output_tokens=256),
-    "embed": model("embed", "embed", "rank"),
-    "digits": model("digits", "classify"),
-}
+MODELS = catalog_of(
+    model("chat", "generate", max_output_tokens=256),
+    model("embed", "embed", "rank"),
+    model("digits", "classify"),
+)
 
 
 def request(**changes: Any) -> InferenceRequest:
@@ -65,7 +66,7 @@ def request(**changes: Any) -> InferenceRequest:
 def check(
     asked: InferenceRequest, *, spec: TenantSpec | None = SPEC, backfill: bool = False
 ) -> ValidRequest | Rejection:
-    return validate(asked, "acme", spec, MODELS, LIMITS, backfill=backfill)
+    return validate(asked, "acme", spec, MODELS, LIMITS, now_ms=0, backfill=backfill)
 
 
 def embed(**content: Any) -> InferenceRequest:
@@ -171,7 +172,13 @@ def test_what_is_invalid_is_refused_by_field(asked: InferenceRequest, field: str
 REFUSED: dict[str, tuple[InferenceRequest, TenantSpec | None, Code, str]] = {
     "another tenant": (request(tenant="zenith"), SPEC, Code.FORBIDDEN, "tenant"),
     "a tenant nobody registered": (request(), None, Code.FORBIDDEN, "tenant"),
-    "an unknown model": (request(model="gpt"), SPEC, Code.UNKNOWN_MODEL, "model"),
+    "an unknown model": (request(model="gpt"), replace(SPEC, models=()), Code.UNKNOWN_MODEL, "model"),
+    "an unknown version of a model that is not the tenant's": (
+        request(model="digits/9"),
+        SPEC,
+        Code.FORBIDDEN,
+        "model",
+    ),
     "a model that is not the tenant's": (
         request(model="digits", task="classify", input=RequestInput(image=b"p")),
         SPEC,
@@ -274,7 +281,7 @@ GOOD: dict[str, InferenceRequest] = {
 def test_good_requests_are_valid(asked: InferenceRequest) -> None:
     valid = check(asked)
     assert isinstance(valid, ValidRequest), valid
-    assert valid.model is MODELS[asked.model]
+    assert valid.model is MODELS.champion(asked.model)
     assert valid.input_bytes == size_of_input(asked.input)
 
 
@@ -288,7 +295,7 @@ def test_a_request_without_a_timeout_gets_that_of_its_class(priority: str) -> No
 
 def test_a_default_timeout_obeys_the_limit_as_well() -> None:
     limits = replace(LIMITS, max_timeout_ms=5_000)
-    valid = validate(request(), "acme", SPEC, MODELS, limits, backfill=True)
+    valid = validate(request(), "acme", SPEC, MODELS, limits, now_ms=0, backfill=True)
     assert isinstance(valid, ValidRequest)
     assert valid.timeout_ms == 5_000
 
@@ -329,7 +336,7 @@ GOOD_INPUTS = {
 }
 CHANGES: dict[str, st.SearchStrategy[Any]] = {
     "request_id": TEXT,
-    "model": st.sampled_from(tuple(MODELS)) | TEXT,
+    "model": st.sampled_from(tuple(MODELS.champions)) | TEXT,
     "task": st.sampled_from(("generate", "embed", "rank", "classify")) | TEXT,
     "input": ONE_INPUT | INPUTS,
     "priority": st.sampled_from(("high", "normal", "low")) | TEXT,
@@ -378,7 +385,7 @@ def test_a_verdict_on_anything(
     asked: InferenceRequest, spec: TenantSpec, limits: RequestLimits, backfill: bool
 ) -> None:
     """No request raises; a refusal names a field, and a valid request keeps every limit."""
-    verdict = validate(asked, "acme", spec, MODELS, limits, backfill=backfill)
+    verdict = validate(asked, "acme", spec, MODELS, limits, now_ms=0, backfill=backfill)
     if isinstance(verdict, Rejection):
         path = re.sub(r"\[\d+\]", "", verdict.field).split(".")
         part: Any = asked

@@ -19,6 +19,7 @@ from fairlane.records import (
     TenantSpec,
 )
 from fairlane_server.image_header import LEAST_IMAGE_TOKENS, MAX_PIXELS, PIXELS_PER_TOKEN
+from fairlane_server.models.catalog import catalog_of
 from stream_processors.dispatcher.intake.validation import (
     Rejection,
     RequestLimits,
@@ -35,7 +36,7 @@ LIMITS = RequestLimits(max_input_bytes=100, max_input_items=4, max_timeout_ms=86
 SHORT = replace(LIMITS, max_timeout_ms=1_000)
 ALL_TASKS = ModelVersion("all", "1", "pool", "simulated", tuple(map(str, Task)), "all", 4_096, 512)
 NO_OUTPUT = replace(ALL_TASKS, model="encoder", max_output_tokens=0)
-MODELS = {"all": ALL_TASKS, "encoder": NO_OUTPUT}
+MODELS = catalog_of(ALL_TASKS, NO_OUTPUT)
 SPEC = TenantSpec("acme", services=("search",))
 GOOD = InferenceRequest(ID, "all", "generate", RequestInput(prompt="x"))
 
@@ -43,7 +44,7 @@ GOOD = InferenceRequest(ID, "all", "generate", RequestInput(prompt="x"))
 def verdict(
     request: InferenceRequest, spec: TenantSpec | None = SPEC, *, backfill: bool = False
 ) -> ValidRequest | Rejection:
-    return validate(request, "acme", spec, MODELS, LIMITS, backfill=backfill)
+    return validate(request, "acme", spec, MODELS, LIMITS, now_ms=0, backfill=backfill)
 
 
 def refused(request: InferenceRequest, spec: TenantSpec | None = SPEC) -> tuple[str, str]:
@@ -163,7 +164,7 @@ def test_the_timeout_of_a_class_is_its_default(priority: Priority) -> None:
     offline = verdict(replace(GOOD, priority=str(priority)), backfill=True)
     assert isinstance(offline, ValidRequest)
     assert offline.timeout_ms == 86_400_000
-    short = validate(replace(GOOD, priority=str(priority)), "acme", SPEC, MODELS, SHORT, backfill=True)
+    short = validate(replace(GOOD, priority=str(priority)), "acme", SPEC, MODELS, SHORT, now_ms=0, backfill=True)
     assert isinstance(short, ValidRequest)
     assert short.timeout_ms == SHORT.max_timeout_ms
 

@@ -12,6 +12,7 @@ from fairlane.outcomes import Code, Degradation
 from fairlane.records import InferenceRequest, ModelVersion, RequestInput, TenantSpec
 from fairlane_server.admission_rule import CAPACITY_TTL_MS, MOST_RETRY_MS, CapacityState, PoolCapacity, predict
 from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
+from fairlane_server.models.catalog import catalog_of
 from producers.gateway.pipeline.early_rejection import (
     FRESH_MS,
     NO_CAPACITY,
@@ -26,7 +27,7 @@ from producers.openai_api.errors import GatewayError
 NOW = 1_000_000_000
 MODEL = ModelVersion("chat", "1", "gpu", "simulated", ("generate",), "chat", 4_096, 512)
 SPEC = TenantSpec("acme", max_queue_requests=100)
-REGISTRY = RegistrySnapshot({"acme": SPEC}, {"chat": MODEL})
+REGISTRY = RegistrySnapshot({"acme": SPEC}, catalog_of(MODEL))
 REQUEST = InferenceRequest("id-1", "chat", "generate", RequestInput(prompt="p"), timeout_ms=30_000)
 POOL = PoolRow("gpu", 2, 0, 0, 1_000.0, 0.5, 4_000, 1_000, 3, 500, {"normal": 3}, 1)
 TENANT = TenantRow("acme", "gpu", 1.0, 3, 500, 0, 400.0, None, 1.0)
@@ -67,12 +68,12 @@ def test_whoever_is_not_registered_is_refused() -> None:
 def test_models_that_are_not_there_or_not_for_the_tenant_are_refused() -> None:
     assert told(asked(model="secret prompt")) == (404, Code.UNKNOWN_MODEL)
     assert "secret" not in str(asked(model="secret prompt")), "what stands in the wrong field is not quoted"
-    narrow = RegistrySnapshot({"acme": replace(SPEC, models=("other",))}, {"chat": MODEL})
+    narrow = RegistrySnapshot({"acme": replace(SPEC, models=("other",))}, catalog_of(MODEL))
     assert told(asked(registry=narrow)) == (403, Code.FORBIDDEN)
 
 
 @pytest.mark.parametrize(
-    "registry", [RegistrySnapshot(), RegistrySnapshot({"acme": SPEC}), RegistrySnapshot(None, {"chat": MODEL})]
+    "registry", [RegistrySnapshot(), RegistrySnapshot({"acme": SPEC}), RegistrySnapshot(None, catalog_of(MODEL))]
 )
 def test_nothing_is_refused_while_tenants_and_models_are_not_known(registry: RegistrySnapshot) -> None:
     assert asked(registry=registry, model="unknown") is None
@@ -115,7 +116,7 @@ def test_a_pool_that_came_back_takes_work_again() -> None:
 
 def test_a_smaller_model_may_answer_from_another_pool() -> None:
     tiny = replace(MODEL, model="tiny", pool="elsewhere")
-    models = {"chat": replace(MODEL, smaller_model="tiny"), "tiny": tiny}
+    models = catalog_of(replace(MODEL, smaller_model="tiny"), tiny)
     assert asked(lost(60_000), RegistrySnapshot({"acme": SPEC}, models)) is None
 
 
@@ -133,10 +134,10 @@ def test_a_smaller_model_may_answer_from_another_pool() -> None:
 def test_a_smaller_model_that_cannot_answer_sooner_saves_nothing(
     spec: dict[str, Any], smaller: dict[str, Any] | None
 ) -> None:
-    models = {"chat": replace(MODEL, smaller_model="tiny")}
+    models = [replace(MODEL, smaller_model="tiny")]
     if smaller is not None:
-        models["tiny"] = replace(MODEL, **{"model": "tiny", "pool": "elsewhere", **smaller})
-    registry = RegistrySnapshot({"acme": replace(SPEC, **spec)}, models)
+        models.append(replace(MODEL, **{"model": "tiny", "pool": "elsewhere", **smaller}))
+    registry = RegistrySnapshot({"acme": replace(SPEC, **spec)}, catalog_of(*models))
     assert told(asked(lost(60_000), registry)) == (503, NO_CAPACITY)
 
 

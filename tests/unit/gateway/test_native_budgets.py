@@ -5,6 +5,7 @@ from typing import Any
 from fairlane.outcomes import Code
 from fairlane.records import Budget, BudgetNotice, TenantSpec
 from fairlane_server.kafka.load_board import BudgetRow, LoadView
+from fairlane_server.models.catalog import ModelCatalog
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.openai_api.errors import GatewayError, budget_headers, error_headers
 from tests.kit.native_kit import KEY, OTHER_KEY, WORK_KEY, Bench, used
@@ -22,7 +23,7 @@ NOTICE = BudgetNotice("hard", "user:alice", "month", "XTS", UNIT, UNIT, 5, FEBRU
 
 
 def asked(key: str = KEY, load: LatestLoad | None = None) -> list[dict[str, Any]]:
-    registry = RegistrySnapshot({"acme": TenantSpec("acme", budgets=BUDGETS)}, {})
+    registry = RegistrySnapshot({"acme": TenantSpec("acme", budgets=BUDGETS)}, ModelCatalog())
     bench = Bench(registry=lambda: registry, load=load or LatestLoad())
     bench.now_ms = JANUARY_31_MS + 1
     bench.store.use(used(1, "2026-01-30", 3 * UNIT), used(2, "2026-01-31", 1), used(3, "2025-12-31", 7))

@@ -26,6 +26,7 @@ from fairlane.records import (
 )
 from fairlane.schema_files import default_codec
 from fairlane_server.kafka.reply_partition import partition_of
+from fairlane_server.models.catalog import catalog_of
 from producers.gateway.pipeline.call_context import CallContext, present
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot
 from producers.gateway.pipeline.pending import MOST_UNTAKEN_CHARS, Pending, PendingReply
@@ -42,7 +43,7 @@ OWNED = frozenset(range(6))
 REQUEST = InferenceRequest("", "chat", "generate", RequestInput(prompt="p"))
 REGISTRY = RegistrySnapshot(
     {name: TenantSpec(name) for name in ("acme", "globex", "initech")},
-    {"chat": ModelVersion("chat", "1", "gpu", "simulated", ("generate",), "chat", 4_096, 512)},
+    catalog_of(ModelVersion("chat", "1", "gpu", "simulated", ("generate",), "chat", 4_096, 512)),
 )
 PARENT = ("traceparent", b"00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01")
 

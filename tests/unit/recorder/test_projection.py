@@ -19,6 +19,7 @@ from fairlane.records import (
     LabelScore,
     LatencyTarget,
     Message,
+    ModelRoute,
     ModelVersion,
     Output,
     PassageReference,
@@ -37,7 +38,8 @@ from stream_processors.recorder.projection import MAX_TEXT_CHARACTERS, LogRecord
 from stream_processors.recorder.tables import (
     ALL_TABLES,
     AUDIT_LOGS,
-    MODELS,
+    MODEL_ROUTES,
+    MODEL_VERSIONS,
     RESULTS,
     TENANTS,
     TURNS,
@@ -248,10 +250,10 @@ def test_of_a_compacted_topic_the_newest_record_counts() -> None:
         record("control.tenants", replace(TENANT, weight=3), 1, b"acme"),
         record("control.tenants", TenantSpec("globex"), 2, b"globex"),
         record("control.tenants", None, 3, b"globex"),
-        record("control.models", None, 0, b"words"),
-        record("control.models", MODEL, 1, b"words"),
+        record("control.models", None, 0, b"words/1"),
+        record("control.models", MODEL, 1, b"words/1"),
     )
-    tenant, model = row(projection, TENANTS), row(projection, MODELS)
+    tenant, model = row(projection, TENANTS), row(projection, MODEL_VERSIONS)
     assert (tenant["tenant"], tenant["weight"], json.loads(tenant["models"])) == ("acme", 3, ["words"])
     assert (model["model"], json.loads(model["tasks"]), model["max_batch_size"]) == ("words", ["generate"], 32)
     assert json.loads(tenant["groups"]) == [
@@ -269,6 +271,26 @@ def test_of_a_compacted_topic_the_newest_record_counts() -> None:
     assert (json.loads(model["dedicated_pools"]), model["smaller_model"]) == (["acme-gpu"], "letters")
     assert (model["dtype"], model["quantization"], model["tensor_parallel_size"]) == ("bfloat16", None, 2)
     assert projection.withdrawn == {"tenants": ["globex"]}
+
+
+def test_every_change_of_a_route_is_kept_and_takes_the_place_of_an_older_deployments_version() -> None:
+    route = ModelRoute("words", 2, {"champion": "2"}, {"champion": "1"}, stopped=("1",), changed_by="rollout")
+    projection = projected(
+        record("control.models", MODEL, 0, b"words"),
+        record("control.models", replace(route, revision=1), 1, b"words"),
+        record("control.models", route, 2, b"words"),
+        record("control.models", None, 3, b"words"),
+    )
+    (changes,) = projection.layers["model_routes"]
+    columns = [dict(zip(MODEL_ROUTES.columns, change, strict=True)) for change in changes]
+    assert [(one["revision"], one["log_offset"], json.loads(one["aliases"])) for one in columns] == [
+        (1, 1, {"champion": "2"}),
+        (2, 2, {"champion": "2"}),
+        (0, 3, {}),
+    ]
+    assert (json.loads(columns[1]["stopped"]), columns[1]["changed_by"]) == (["1"], "rollout")
+    assert projection.withdrawn == {"model_versions": ["words"]}
+    assert "model_versions" not in projection.layers
 
 
 @pytest.mark.parametrize(

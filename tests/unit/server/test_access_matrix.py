@@ -38,7 +38,8 @@ NAMES: Mapping[Resource, Sequence[str]] = {
     Resource.TRANSACTIONAL_ID: (
         *("fairlane.dispatcher.1", "fairlane.dispatcher-2.1", "fairlane.consumer.fast.1", "fairlane.consumer-2.fast.1"),
         *("fairlane.consumer.fast-2.1", "fairlane.consumer-2.fast-2.1", "fairlane.job.j1"),
-        *("fairlane-dead-letter-replay.acme", "tenant_acme.writer", "fairlane.gateway.1", "other"),
+        *("fairlane-dead-letter-replay.acme", "fairlane-model-changes", "tenant_acme.writer", "fairlane.gateway.1"),
+        "other",
     ),
     Resource.CLUSTER: ("kafka-cluster",),
 }
@@ -130,6 +131,7 @@ EXPECTED: Mapping[str, Expected] = {
             ),
         },
         {DESCRIBE: _OBSERVERS},
+        "fairlane-model-changes",
         cluster=frozenset({Operation.DESCRIBE_CONFIGS}),
     ),
     "fairlane_replayer": Expected(

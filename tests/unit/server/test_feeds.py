@@ -82,11 +82,11 @@ class AwayFor(Codec):
         super().__init__(committed_schemas())
         self.records = records
 
-    def decode_as(self, record_type: Any, data: bytes | None) -> Any:
+    def decode_any(self, record_types: Any, data: bytes | None, *, may_ask: bool = True) -> Any:
         if self.records:
             self.records -= 1
             raise RegistryError("no answer")
-        return super().decode_as(record_type, data)
+        return super().decode_any(record_types, data, may_ask=may_ask)
 
 
 def record(key: str, value: bytes | None, offset: int = 5) -> Message:

@@ -9,6 +9,7 @@ import pytest
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.outcomes import GuardrailAction, GuardrailFailure
 from fairlane.records import TenantSpec
+from fairlane_server.control.last_good import LastGood
 from fairlane_server.control.tenants_file import load_tenants
 from fairlane_server.guardrail_policy import (
     MOST_CHARACTERS,
@@ -23,7 +24,7 @@ from fairlane_server.guardrail_policy import (
     policy_digest,
 )
 from fairlane_server.yaml_config import ConfigError
-from stream_processors.dispatcher.registry import LastGood, check_tenant
+from stream_processors.dispatcher.registry import check_tenant
 
 SECRETS = GuardrailRule("secrets", "block", "closed")
 PATTERNS = GuardrailRule("patterns", "log", "open")

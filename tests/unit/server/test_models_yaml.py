@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from fairlane_server.models import load_models
+from fairlane.records import ModelMetric
+from fairlane_server.models.models_file import load_models, read_models
 from fairlane_server.yaml_config import ConfigError, load_yaml_with_lines
 
 PROJECT = Path(__file__).parents[3]
@@ -113,7 +114,13 @@ def test_models_that_are_one_anothers_smaller_model_are_refused(tmp_path: Path) 
         ("    pool: generate\n", "", 2, r"models\[0\]: missing: pool"),
         ("    path: small\n", "    path: small\n    pth: x\n", 8, r"models\[0\]\.pth: unknown key"),
         ("max_output_tokens: 512", "max_output: 512", 10, "limits.max_output: unknown key"),
-        ("model: other", "model: small", 11, "'small' is already defined on line 2"),
+        ("model: other", "model: small", 2, "one of the versions of 'small' must have the alias champion"),
+        (
+            'model: other\n    version: "2"',
+            'model: small\n    version: "1"',
+            12,
+            "'1' of 'small' is already defined on line 2",
+        ),
         ("model: small", "model: Small Model", 2, "'Small Model' does not match"),
         ("pool: generate", "pool: gpu.pool", 4, "'gpu.pool' does not match"),
         ('version: "1"', "version: 1", 3, "must be a string, not 1"),
@@ -182,3 +189,22 @@ def test_nodes_give_values_and_the_lines_of_their_keys(tmp_path: Path) -> None:
     assert number.number(2, 3) == 2.5
     with pytest.raises(ConfigError, match=r"a\.d: must be from 3 to 4, not 2\.5"):
         number.number(3, 4)
+
+
+def test_of_several_versions_one_is_the_champion(tmp_path: Path) -> None:
+    two = GOOD.replace("model: other", "model: small\n    aliases: [champion, tried]")
+    file = read_models(write(tmp_path, two))
+    assert [(model.model, model.version) for model in file.versions] == [("small", "1"), ("small", "2")]
+    assert file.aliases == {"small": {"champion": "2", "tried": "2"}}
+    assert read_models(write(tmp_path, GOOD)).aliases == {"small": {"champion": "1"}, "other": {"champion": "2"}}
+    both = two.replace('version: "1"', 'version: "1"\n    aliases: [champion]')
+    with pytest.raises(ConfigError, match="'champion' is also an alias of version '1'"):
+        read_models(write(tmp_path, both))
+
+
+def test_what_a_version_was_registered_with_is_read(tmp_path: Path) -> None:
+    more = "source: models:/small/1\n    metrics: {accuracy: 0.5, loss: 2}\n    requirements: [torch==2.9.0]"
+    first, second = load_models(write(tmp_path, GOOD.replace("path: small\n", f"path: small\n    {more}\n")))
+    assert (first.source, first.requirements) == ("models:/small/1", ("torch==2.9.0",))
+    assert first.metrics == (ModelMetric("accuracy", 0.5), ModelMetric("loss", 2.0))
+    assert (second.source, second.metrics, second.requirements) == (None, (), ())

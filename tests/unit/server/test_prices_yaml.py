@@ -11,7 +11,7 @@ from fairlane.money import NANOS_PER_UNIT, nanos_text
 from fairlane.records import ModelPrices, Price
 from fairlane_server.costs.price_book import LARGEST_PRICE, MOST_PRICES, check_prices
 from fairlane_server.costs.prices_file import load_prices
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.yaml_config import ConfigError, YamlNode
 
 PROJECT = Path(__file__).parents[3]

@@ -19,8 +19,9 @@ REPOSITORY = Path(__file__).parents[3]
 READS, WRITES = "readers", "writers"
 
 _PRICES = "fairlane_server/costs/published_prices.py"
+_MODELS = "fairlane_server/control/published_models.py"
 CODE = {
-    "dispatcher": ("stream_processors/dispatcher", _PRICES),
+    "dispatcher": ("stream_processors/dispatcher", _PRICES, _MODELS),
     "consumer": ("inference_consumers", _PRICES),
     "recorder": ("stream_processors/recorder",),
     "operator": (
@@ -29,7 +30,7 @@ CODE = {
     ),
     "replayer": ("fairlane_server/dead_letters",),
     "tenant": ("fairlane/client",),
-    "gateway": ("producers/gateway", "fairlane_server/kafka/load_feed.py"),
+    "gateway": ("producers/gateway", "fairlane_server/kafka/load_feed.py", _MODELS),
     "admin": (
         *("producers/admin", "fairlane_server/administration", "fairlane_server/control"),
         *("fairlane_server/dead_letters", "fairlane_server/kafka/load_feed.py"),
@@ -77,7 +78,7 @@ USES = {
         "gateway-replies": (f"{_DISPATCHER}/deduplication/reply_archive.py", "reply_topic"),
         "jobs-replies": (f"{_DISPATCHER}/deduplication/reply_archive.py", "reply_topic"),
         "control-tenants": (f"{_DISPATCHER}/app.py", "CONTROL_TENANTS"),
-        "control-models": (f"{_DISPATCHER}/app.py", "CONTROL_MODELS"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-prices": (_PRICES, "CONTROL_PRICES"),
         "control-capacity": (f"{_DISPATCHER}/feedback/work_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": (f"{_DISPATCHER}/feedback/work_feed.py", "CONTROL_DISPATCH"),
@@ -126,7 +127,7 @@ USES = {
     # `tenants list|apply`, `models apply` and `prices apply` read what is published before they write what changed.
     ("operator", READS): {
         "control-tenants": ("fairlane_server/kafka/load_feed.py", "CONTROL_TENANTS"),
-        "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-prices": ("fairlane_server/cli/prices.py", "CONTROL_PRICES"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
@@ -135,7 +136,7 @@ USES = {
     },
     ("operator", WRITES): {
         "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
-        "control-models": ("fairlane_server/cli/control.py", "CONTROL_MODELS"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-prices": ("fairlane_server/cli/prices.py", "CONTROL_PRICES"),
     },
     # An operator who may write the requests of every tenant is a role of its own.
@@ -153,7 +154,7 @@ USES = {
     },
     ("admin", READS): {
         "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
-        "control-models": ("fairlane_server/administration/observer.py", "CONTROL_MODELS"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
         "dead-letter-requests": (f"{_LETTERS}/bulk.py", "DEAD_LETTER_REQUESTS"),
@@ -177,7 +178,7 @@ USES = {
         "gateway-replies": (f"{_GATEWAY}/reply_reader.py", "GATEWAY_REPLIES"),
         "chunks": (f"{_GATEWAY}/chunk_reader.py", "chunks_topic"),
         "control-tenants": (f"{_GATEWAY}/load_watch.py", "CONTROL_TENANTS"),
-        "control-models": (f"{_GATEWAY}/load_watch.py", "CONTROL_MODELS"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-capacity": ("fairlane_server/kafka/load_feed.py", "CONTROL_CAPACITY"),
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
     },

@@ -9,7 +9,7 @@ from fairlane import names
 from fairlane.outcomes import Priority
 from fairlane.records import ModelVersion, TenantSpec
 from fairlane_server.control.tenants_file import load_tenants
-from fairlane_server.models import load_models
+from fairlane_server.models.models_file import load_models
 from fairlane_server.topics.families import TopicFamily, TopicSpec, expand, load_families, pools_of
 from fairlane_server.yaml_config import ConfigError
 

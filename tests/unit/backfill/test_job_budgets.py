@@ -38,6 +38,16 @@ def test_the_estimate_is_that_of_the_first_rows_for_all() -> None:
     assert job_nanos([], 0, PRICES, "XTS", NOW) == 0
 
 
+def test_a_row_that_names_a_version_or_an_alias_costs_what_its_model_or_that_version_does() -> None:
+    dear = Price(0, "2", input_nanos=10**9, output_nanos=10**9)
+    prices = PriceBook([ModelPrices("words", "XTS", (Price(0, None, output_nanos=10**6), dear))])
+    plain, by_alias, by_version = (
+        job_nanos([row(model=model)], 1, prices, "XTS", NOW) for model in ("words", "words@candidate", "words/2")
+    )
+    assert by_alias == plain > 0
+    assert by_version > 100 * plain
+
+
 @pytest.mark.parametrize(("prices", "currency"), [(NO_PRICES, "XTS"), (PRICES, "EUR")])
 def test_without_a_price_in_the_currency_a_job_costs_nothing(prices: PriceBook, currency: str) -> None:
     assert job_nanos([row()], 10, prices, currency, NOW) == 0

@@ -378,6 +378,16 @@ def test_a_smaller_model_answers_on_its_own_pool(bench: Bench) -> None:
     assert accepted.inputs["pool"] == "small-pool"
 
 
+def test_no_smaller_model_answers_a_request_that_names_its_version(bench: Bench) -> None:
+    bench.register([TenantSpec("acme")], [WITH_SMALLER, SMALLER])
+    press(bench, 8)
+    bench.report(1_000.0)
+    bench.report(1_000.0, pool="small-pool")
+    taken = admit(bench, request(model=f"{WITH_SMALLER.model}/{WITH_SMALLER.version}"))
+    assert (taken.queued.model, taken.queued.arm) == (WITH_SMALLER, "version")
+    assert Degradation.SMALLER_MODEL not in taken.queued.degradations
+
+
 def never_reported(_bench: Bench) -> None: ...
 
 

@@ -167,6 +167,15 @@ def test_what_was_handed_back_did_not_end() -> None:
     assert not bench.run(encoded(1))
 
 
+@pytest.mark.parametrize("topic", ["requests.acme", "returned.pool"])
+def test_what_was_handed_back_because_its_version_was_not_loaded_did_not_end(topic: str) -> None:
+    """However often: it may come from a requeue topic already."""
+    bench = repeated(1)
+    finds(bench, away)
+    ended(bench, 1, Code.UNKNOWN_MODEL, topic)
+    assert not bench.run(encoded(1))
+
+
 def test_a_repeat_of_what_was_answered_is_dropped_when_the_answer_cannot_be_looked_up() -> None:
     """Its reply was sent, and is not to be contradicted. As long as there is hope for a copy it waits."""
     bench = repeated(1)

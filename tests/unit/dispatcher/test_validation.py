@@ -415,3 +415,17 @@ def test_a_verdict_on_anything(
     assert len(parameters.stop) <= 8
     assert all(parameters.stop)
     assert parameters.seed is None or parameters.seed >= 0
+
+
+def test_what_names_a_version_that_nobody_has_loaded_is_told_when_to_retry_and_backfill_waits() -> None:
+    def checked(*, backfill: bool) -> ValidRequest | Rejection:
+        asked = request(model="chat/1")
+        return validate(
+            *(asked, "acme", SPEC, MODELS, LIMITS), now_ms=0, backfill=backfill, served=lambda _model, _tenant: 0.0
+        )
+
+    refused = checked(backfill=False)
+    assert isinstance(refused, Rejection)
+    assert (refused.code, refused.field) == (Code.OVERLOADED, "model")
+    assert refused.retry_after_ms is not None
+    assert isinstance(checked(backfill=True), ValidRequest)

@@ -143,6 +143,12 @@ def test_a_letter_of_work_tells_what_is_in_it() -> None:
     assert (found.exception, found.message) == (f"{__name__}.EngineDiedError", "it died")
 
 
+def test_work_for_a_version_that_its_request_named_is_replayed_for_that_version() -> None:
+    named = letter(replace(ITEM, model_version="2", arm="version")).request
+    assert named == replace(REQUEST, model="words/2")
+    assert letter(replace(ITEM, model_version="2", arm="champion")).request == REQUEST
+
+
 def test_the_tenant_of_a_request_is_that_of_its_topic() -> None:
     found = letter(replace(REQUEST, tenant="globex"), SourceCoordinate("backfill.acme", 0, 1))
     assert (found.kind, found.tenant) == ("InferenceRequest", "acme")

@@ -111,7 +111,7 @@ def test_the_next_request_goes_to_the_one_that_is_done_first() -> None:
 def test_a_request_goes_to_the_best_of_the_consumers_that_it_can_go_to(
     tokens: list[int], asked: list[tuple[set[int], int]]
 ) -> None:
-    """As if there were only those; and what others get and the window are as ever."""
+    """As if there were only those, if one of them has room; and what others get and the window are as ever."""
     capacity = live(*[BatchCapacity(4, 4_000)] * len(tokens), rate=1_000 * len(tokens))
     loads = [loaded(one, min(one, 1)) for one in tokens]
     among = choice(capacity, *loads)
@@ -119,17 +119,20 @@ def test_a_request_goes_to_the_best_of_the_consumers_that_it_can_go_to(
         fresh = choice(capacity, *loads)
         assert (among.window.items, among.window.tokens) == pytest.approx((fresh.window.items, fresh.window.tokens))
         assert among.next_consumer == fresh.next_consumer
-        among.prefer(able)
+        is_placed = among.prefer(able)
         chosen = among.next_consumer
-        here = sorted(able & set(range(len(tokens))))
-        if here:
-            assert chosen in here
-            alone = choice(
-                live(*[BatchCapacity(4, 4_000)] * len(here), rate=1_000 * len(here)), *(loads[n] for n in here)
-            )
-            assert loads[chosen].tokens == loads[here[alone.next_consumer]].tokens
-        else:
+        here = [number for number in sorted(able) if number < len(tokens)]
+        fewer = live(*[BatchCapacity(4, 4_000)] * max(1, len(here)), rate=1_000 * max(1, len(here)))
+        alone = choice(fewer, *(loads[number] for number in here)) if here else None
+        has_room = alone is not None and alone.window.items > sum(loads[number].items for number in here)
+        # With room nowhere, the next consumer is as good as any.
+        assert is_placed == (has_room or fresh.next_consumer in here)
+        if not is_placed:
             assert chosen == fresh.next_consumer
+            continue
+        assert chosen in here
+        assert alone is not None
+        assert loads[chosen].tokens == loads[here[alone.next_consumer]].tokens
         among.add(cost)
         loads[chosen] = loaded(loads[chosen].tokens + cost, loads[chosen].items + 1)
 

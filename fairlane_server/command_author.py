@@ -1,4 +1,4 @@
-"""Who runs a command, as the records of its changes say."""
+"""The author that commands record with their changes."""
 
 import os
 from contextlib import suppress

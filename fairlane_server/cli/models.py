@@ -320,7 +320,7 @@ def _change_route(
 
 
 def author_of(reason: str) -> Author:
-    """Who runs this command, now."""
+    """The author of a change that this command makes now."""
     return Author(command_author(), now_ms(), reason)
 
 

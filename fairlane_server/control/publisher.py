@@ -104,7 +104,7 @@ class ControlTopic(Generic[RecordT]):
             _publish(self._settings, self.topic, values)
 
     def values_of(self, records: Iterable[RecordT], withdrawn: Iterable[str] = ()) -> dict[str, bytes | None]:
-        """What is published for these, by key: the encoded records, and None for withdrawn keys."""
+        """The values to publish, by key: encoded records, and None for withdrawn keys."""
         values: dict[str, bytes | None] = {self._key_of(record): self._codec.encode(record) for record in records}
         return values | dict.fromkeys(withdrawn)
 

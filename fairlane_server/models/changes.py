@@ -13,7 +13,7 @@ from fairlane_server.models.routes import CHAMPION, check_route, model_of, versi
 
 FILE = "file"
 API = "api"
-"""Who manages a record: models.yaml, or commands and the admin API."""
+"""Values of ``managed_by``: models.yaml manages the record, or commands and the admin API do."""
 
 _SERVING = frozenset(
     {
@@ -35,7 +35,7 @@ class ImmutableVersionError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Author:
-    """Who changes something, when and why."""
+    """The author of a change, its time and its reason."""
 
     name: str
     at_ms: int

@@ -34,7 +34,7 @@ _LEAST_SHARE = 2**-54
 
 
 class StickyBy(StrEnum):
-    """What stays on one arm of a rule."""
+    """The key of the sticky hash: requests with the same conversation, caller or request id get one arm of a rule."""
 
     CONVERSATION = "conversation"
     CALLER = "caller"

@@ -200,12 +200,12 @@ class EngineStates:
         return iter(self.by_key.values())
 
     def serves(self, key: ModelKey) -> bool:
-        """Whether work of this version can run here, now or when its engine is started again."""
+        """Whether this consumer has an engine for the version: a running one, or one that is being started again."""
         state = self.by_key.get(key)
         return state is not None and not state.is_unusable
 
     def has_other_version(self, key: ModelKey) -> bool:
-        """Whether another version of this model may serve."""
+        """Whether this consumer has an engine for another version of the model."""
         return any(other[0] == key[0] and other != key and self.serves(other) for other in self.by_key)
 
     def ended(self, key: ModelKey) -> None:

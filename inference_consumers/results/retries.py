@@ -22,7 +22,7 @@ from inference_consumers.engines.protocol import Failure, Problem
 
 _MAX_HAND_BACKS = 1
 _MAX_UNSERVED = 20
-""""More means that dispatchers and consumers disagree on what is loaded: an error, and no update."""
+"""More means that dispatchers and consumers disagree on what is loaded: an error, and no update."""
 
 
 def requeued_item(item: WorkItem, code: Code) -> WorkItem | None:

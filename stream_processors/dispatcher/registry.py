@@ -100,7 +100,7 @@ class Registry:
 
     def as_of_now(self, queued: QueuedRequest, now_ms: int) -> QueuedRequest | Rejection:
         """The request with its present pool and model version (the same object if unchanged), or the refusal if no pool
-        serves it any more. Its version stays what it was at admission, unless that was withdrawn or stopped."""
+        serves it any more. Its version stays what it was at admission, except as ``ModelCatalog.again`` says."""
         found = self.serving(queued.model.version, queued.arm, queued.request, queued.tenant, now_ms)
         if isinstance(found, Rejection):
             return found
@@ -165,7 +165,7 @@ def reassigns_pools(
 
 
 def _readmits(before: ModelCatalog, now: ModelCatalog) -> bool:
-    """Whether a version was changed, withdrawn or stopped."""
+    """Whether the new catalog changes, withdraws or stops a version of the one before."""
     return any(
         now.versions.get(key) != model or (now.is_stopped(model) and not before.is_stopped(model))
         for key, model in before.versions.items()

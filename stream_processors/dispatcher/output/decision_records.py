@@ -172,11 +172,10 @@ class DecisionWriter:
         """The reply and audit event of a valid request that no pool may or can serve any more."""
         inputs = {"field": refusal.field, "waited_ms": now_ms - queued.submitted_at_ms, "pool": queued.pool}
         code, message, field = refusal.code, refusal.message, refusal.field
-        again_ms = refusal.retry_after_ms
         return self._final(
             *(queued, Decision.REFUSED, code, message, inputs, now_ms),
             field=field,
-            retry_after_ms=again_ms,
+            retry_after_ms=refusal.retry_after_ms,
             was_admitted=False,
         )
 

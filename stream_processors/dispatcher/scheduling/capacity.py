@@ -154,7 +154,8 @@ def _versions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -
 
 def _loaded(reports: list[CapacityReport]) -> Mapping[str, float] | None:
     """The part of the consumers that has loaded each version; None if one of them does not report its own."""
-    if not all(report.versions for report in reports):
+    loaded = _versions(reports, among=reports)
+    if loaded is None:
         return None
-    counts = Counter(version for report in reports for version in set(report.versions))
+    counts = Counter(version for of_consumer in loaded for version in of_consumer)
     return {version: count / len(reports) for version, count in counts.items()}

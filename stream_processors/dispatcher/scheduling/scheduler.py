@@ -133,8 +133,8 @@ class _Pool(Generic[ItemT]):
 
 
 def _placement(pool: _Pool[ItemT]) -> Callable[[ItemT], bool] | None:
-    """Whether a consumer that has loaded a request's version has room; the next one then is such a consumer. None while
-    it is not known who has loaded what."""
+    """A check whether some consumer has loaded a request's version and has room. If so, it becomes the next consumer of
+    the round. None while the loaded versions are not known."""
     choice, versions = pool.choice, pool.capacity.versions
     if choice is None or versions is None:
         return None

@@ -37,7 +37,7 @@ def served(*versions: str, **parts: float) -> Served:
 
 
 def arms(models: ModelCatalog, tenant: str = "acme", **kwargs: Any) -> set[tuple[str, str] | str]:
-    """What callers get."""
+    """The versions and arms that 50 callers get."""
     return {chosen(models.choose(request(requested_by=f"key:{n}"), tenant, 0, **kwargs)) for n in range(50)}
 
 

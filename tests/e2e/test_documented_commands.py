@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+import yaml
 from confluent_kafka import Message, Producer
 
 from deploy.local.kafka import ADMIN_USER
@@ -39,6 +40,7 @@ DOCUMENTS = (
     *sorted((PROJECT_ROOT / "docs").rglob("*.md")),
 )
 OPERATIONS = PROJECT_ROOT / "docs" / "operations.md"
+MODEL_VERSIONS = PROJECT_ROOT / "docs" / "model-versions.md"
 
 NOT_RUN: Mapping[str, str] = {
     r"fairlane sessions ": "needs a user of Redis for it alone; run by tests/integration/test_sessions.py",
@@ -57,6 +59,7 @@ NOT_RUN: Mapping[str, str] = {
 UNTIL_CTRL_C = ("fairlane top", "python -m producers.backfill run --all", ".venv/bin/python -m deploy.local logs -f")
 STATUSES: Mapping[str, frozenset[int]] = {
     "fairlane topics plan": frozenset({0, 2}),
+    "fairlane routes plan": frozenset({0, 2}),
     "fairlane db status": frozenset({0, 2}),
     "fairlane access plan": frozenset({0, 2}),
     # The runner of the stack may have taken the job by then.
@@ -128,7 +131,7 @@ class Session:
                 assert process.returncode in {0, 1, 3, 130, -signal.SIGINT}, f"{where}\n{out}\n{complaint}"
                 return
             # Those that delete ask first.
-            out, complaint = process.communicate("y\n", timeout=120)
+            out, complaint = process.communicate("y\n", timeout=240)
         expected = next((codes for start, codes in STATUSES.items() if command.text.startswith(start)), {0})
         assert process.returncode in expected, f"{where}\n{out}\n{complaint}"
         if "backfill submit" in command.text and (job := re.search(r"\b[0-9a-f]{16}\b", out)):
@@ -191,6 +194,15 @@ def _letters(settings: KafkaSettings) -> int:
     return max(offsets)
 
 
+def _models_file(folder: Path) -> Path:
+    """A second version of digits, as docs/model-versions.md has it before its first command."""
+    models = yaml.safe_load((PROJECT_ROOT / "deploy" / "models.yaml").read_text())["models"]
+    second = next(one for one in models if one["model"] == "digits") | {"version": "2"}
+    file = folder / "digits-2.yaml"
+    file.write_text(yaml.safe_dump({"models": [second]}))
+    return file
+
+
 @pytest.fixture(scope="module")
 def endpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Endpoints, Path]]:
     data_dir = tmp_path_factory.mktemp("commands")
@@ -216,6 +228,11 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
     environment = user_environment() | of_stack.operator_env(ADMIN_USER) | of_stack.owner_env
     environment |= {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    (rules,) = fenced(MODEL_VERSIONS, "yaml")
+    (tmp_path / "rules.yaml").write_text(rules)
+    for arguments in (("register", str(_models_file(tmp_path))), ("alias", "digits", "candidate", "2")):
+        command = (sys.executable, "-m", "fairlane_server.cli", "models", *arguments)
+        subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     runner_environment = environment | of_stack.postgres_env(PostgresRole.BACKFILL)
     acme = of_stack.kafka_settings(KafkaUser(KafkaRole.TENANT, "acme").name)
     with Client("acme", settings=acme) as client:

@@ -10,6 +10,7 @@ from dataclasses import field
 from fairlane.frozen import frozen_dataclass
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailVerdict
 from fairlane.money import nanos_text
+from fairlane.rollout_records import Rollout
 
 MOST_INPUT_ITEMS = 4_096
 """Most texts, documents or messages of one request, whatever a deployment allows; no engine takes more."""
@@ -663,7 +664,7 @@ class RouteRule:
 @frozen_dataclass(frozen=True, slots=True)
 class ModelRoute:
     """Which versions of a model get its requests: its aliases, and rules of which the first that is met counts.
-    Requests that meet none go to the alias ``champion``.
+    Requests that meet none are divided by the rollout, if one is under way, else they go to the alias ``champion``.
 
     ``aliases`` maps each alias to a version, and ``previous`` those that were moved to the one before. ``stopped``
     versions get nothing: waiting requests of theirs are routed again. ``revision`` counts the changes of the route.
@@ -679,6 +680,7 @@ class ModelRoute:
     changed_by: str = ""
     reason: str = ""
     managed_by: str = "file"
+    rollout: Rollout | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)

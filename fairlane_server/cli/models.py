@@ -8,10 +8,9 @@ from typing import Annotated, Any
 import typer
 
 from fairlane.clock import now_ms
-from fairlane.names import CONTROL_MODELS, MODEL_CHANGES_ID
+from fairlane.names import CONTROL_MODELS
 from fairlane.records import ModelRoute, ModelVersion
 from fairlane.schema_registry import codec_for
-from fairlane.settings import Settings
 from fairlane_server.cli.control import apply_records
 from fairlane_server.cli.output import (
     AsJson,
@@ -29,8 +28,8 @@ from fairlane_server.cli.output import (
     utc,
 )
 from fairlane_server.command_author import command_author
-from fairlane_server.control.exclusive_change import ExclusiveChange
 from fairlane_server.control.published_models import key_of, model_topic
+from fairlane_server.control.route_change import change_route, model_changes
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models.catalog import ModelCatalog, ModelRecord
 from fairlane_server.models.changes import (
@@ -40,10 +39,8 @@ from fairlane_server.models.changes import (
     Published,
     check_all,
     managed_by_api,
-    moved_versions,
     of_file,
     registered,
-    route_of,
     versions_of,
     with_alias,
     with_stopped,
@@ -104,7 +101,7 @@ def apply_models(
     apply_records(
         *(ClusterAdmin(settings), (), topics, replication_factor, control, wanted),
         foreign=foreign,
-        change=change_of(settings),
+        change=model_changes(settings),
         check=_check,
         force=force,
         delete=delete,
@@ -157,7 +154,7 @@ def register_models(
             fail(f"{file}: {error}")
         return [one for one in made if one not in published.values()], ()
 
-    change_of(settings).make(model_topic(settings, codec_for(settings)), decided)
+    model_changes(settings).make(model_topic(settings, codec_for(settings)), decided)
     names = [key_of(one) for one in made]
     show({"registered": names}, "\n".join(f"{name}: registered" for name in names), as_json=as_json)
 
@@ -302,18 +299,11 @@ def _change_route(
 ) -> None:
     """Publish a changed route and show it. Ends the command when it is not valid."""
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
-    made: list[ModelRoute] = []
-
-    def decided(published: Published) -> tuple[list[ModelRecord], tuple[str, ...]]:
-        try:
-            made[:] = [decide(published, author_of(reason))]
-        except ValueError as error:
-            fail(f"{model}: {error}")
-        changed = [] if made == [route_of(published, model)] else [*moved_versions(published, model).values(), *made]
-        return changed, ()
-
-    change_of(settings).make(model_topic(settings, codec_for(settings)), decided)
-    route = made[0]
+    author = author_of(reason)
+    try:
+        route = change_route(settings, codec_for(settings), model, lambda published: decide(published, author))
+    except ValueError as error:
+        fail(f"{model}: {error}")
     aliases = ", ".join(f"{alias} {version}" for alias, version in sorted(route.aliases.items()))
     stopped = f"; stopped: {', '.join(route.stopped)}" if route.stopped else ""
     show(asdict(route), f"{model}: revision {route.revision}, {aliases}{stopped}", as_json=as_json)
@@ -322,11 +312,6 @@ def _change_route(
 def author_of(reason: str) -> Author:
     """The author of a change that this command makes now."""
     return Author(command_author(), now_ms(), reason)
-
-
-def change_of(settings: Settings) -> ExclusiveChange:
-    """Changes of the published models."""
-    return ExclusiveChange(settings, MODEL_CHANGES_ID)
 
 
 def _check(published: Published, changed: Mapping[str, ModelRecord], withdrawn: Iterable[str]) -> None:

@@ -9,9 +9,10 @@ import typer
 
 from fairlane.records import ModelRoute, RouteRule
 from fairlane.schema_registry import codec_for
-from fairlane_server.cli.models import Reason, author_of, change_of
+from fairlane_server.cli.models import Reason, author_of
 from fairlane_server.cli.output import CHANGES_PENDING, AsJson, BootstrapServers, fail, settings_with, show_list, utc
 from fairlane_server.control.published_models import model_topic
+from fairlane_server.control.route_change import model_changes
 from fairlane_server.models.catalog import ModelRecord
 from fairlane_server.models.changes import Author, Published, moved_versions, route_of, with_rules
 from fairlane_server.models.rules_file import load_rules
@@ -48,7 +49,7 @@ def apply_routes(
         moved = [version for route in made for version in moved_versions(published, route.model).values()]
         return [*moved, *made], ()
 
-    change_of(settings).make(model_topic(settings, codec_for(settings)), decided)
+    model_changes(settings).make(model_topic(settings, codec_for(settings)), decided)
     _show_rules(made, as_json=as_json)
 
 

@@ -10,7 +10,8 @@ from fairlane_server.control.last_good import LastGood
 from fairlane_server.control.publisher import ControlTopic
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.models.catalog import ModelCatalog, ModelRecord
-from fairlane_server.models.routes import check_route, version_key
+from fairlane_server.models.route_checks import check_route
+from fairlane_server.models.routes import version_key
 
 
 def key_of(record: ModelRecord) -> str:

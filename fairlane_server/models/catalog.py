@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fairlane.frozen import frozen_dataclass
-from fairlane.records import InferenceRequest, ModelRoute, ModelVersion, RouteArm
+from fairlane.records import InferenceRequest, ModelRoute, ModelVersion, RouteArm, RouteRule
+from fairlane_server.models.rollout_arms import is_active, rollout_rule
 from fairlane_server.models.routes import CHAMPION, NAMED_VERSION, arm_for, rule_for, share_of
 
 ModelRecord = ModelVersion | ModelRoute
@@ -41,7 +42,7 @@ def nothing_known(_model: ModelVersion, _tenant: str) -> None:
 class ModelCatalog:
     """Immutable; a changed record makes a new one. A model without a route has no champion."""
 
-    __slots__ = ("_champions", "_of_model", "_simple", "routes", "versions")
+    __slots__ = ("_champions", "_of_model", "_rules", "_simple", "routes", "versions")
 
     def __init__(self, versions: Iterable[ModelVersion] = (), routes: Iterable[ModelRoute] = ()) -> None:
         self.versions: Mapping[tuple[str, str], ModelVersion] = {(one.model, one.version): one for one in versions}
@@ -53,11 +54,12 @@ class ModelCatalog:
             name: self.versions.get((name, route.aliases.get(CHAMPION, ""))) for name, route in self.routes.items()
         }
         self._champions = {name: champion for name, champion in found.items() if champion is not None}
+        self._rules = {name: _rules_of(route) for name, route in self.routes.items()}
         # What no rule and no other champion can change needs no decision.
         self._simple = {
             name: Choice(model, CHAMPION)
             for name, model in self._champions.items()
-            if not self.routes[name].rules and self._champion_before(name) in (None, model)
+            if not self._rules[name] and self._champion_before(name) in (None, model)
         }
 
     @classmethod
@@ -157,7 +159,7 @@ class ModelCatalog:
             return NoVersion(f"{name} has no {CHAMPION}" if self._knows(name) else "no model has this name")
         route = self.routes[name]
         default = self._default(champion, request, tenant, served)
-        rule = rule_for(route.rules, request, tenant, now_ms)
+        rule = rule_for(self._rules[name], request, tenant, now_ms)
         return default if rule is None else self._of_arm(arm_for(rule, request, tenant), route, tenant, served, default)
 
     def _of_arm(self, arm: RouteArm, route: ModelRoute, tenant: str, served: Served, default: Choice) -> Choice:
@@ -190,6 +192,12 @@ class ModelCatalog:
 
     def _knows(self, name: str) -> bool:
         return name in self._of_model
+
+
+def _rules_of(route: ModelRoute) -> tuple[RouteRule, ...]:
+    """All rules by which a route divides requests: an active rollout has those that meet no other rule."""
+    rollout = route.rollout
+    return (*route.rules, rollout_rule(rollout)) if rollout is not None and is_active(rollout) else route.rules
 
 
 def route_of_one(version: ModelVersion) -> ModelRoute:

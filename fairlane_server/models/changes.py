@@ -9,7 +9,9 @@ from dataclasses import dataclass, fields, replace
 from fairlane.records import ModelRoute, ModelVersion, RouteRule
 from fairlane_server.models.catalog import ModelRecord, route_of_one
 from fairlane_server.models.models_file import ModelsFile
-from fairlane_server.models.routes import CHAMPION, check_route, model_of, version_key
+from fairlane_server.models.rollout_arms import RolloutStatus, is_active
+from fairlane_server.models.route_checks import check_route
+from fairlane_server.models.routes import CHAMPION, model_of, version_key
 
 FILE = "file"
 API = "api"
@@ -167,7 +169,11 @@ def with_stopped(published: Published, model: str, version: str, author: Author,
     if route is None:
         raise ValueError("it has no route")
     others = tuple(one for one in route.stopped if one != version)
-    made = changed(route, author, API, stopped=(*others, version) if stopped else others)
+    rollout = route.rollout
+    if stopped and rollout is not None and is_active(rollout) and rollout.candidate == version:
+        # To stop its candidate is to end a rollout.
+        rollout = replace(rollout, status=RolloutStatus.ROLLED_BACK, decided=RolloutStatus.ROLLED_BACK, findings=())
+    made = changed(route, author, API, stopped=(*others, version) if stopped else others, rollout=rollout)
     check_route(model, made, versions_of(published, model))
     return made
 

@@ -10,7 +10,7 @@ import pytest
 from fairlane_server import cli
 from fairlane_server.cli import control as control_cli
 from fairlane_server.cli import models as models_cli
-from fairlane_server.control import published_models, published_tenants
+from fairlane_server.control import published_models, published_tenants, route_change
 
 TOPICS = """\
 families:
@@ -95,7 +95,7 @@ def command_runner(
         monkeypatch.setattr(module, "CONTROL_TENANTS", f"{unique}.control.tenants")
     for module in (models_cli, published_models):
         monkeypatch.setattr(module, "CONTROL_MODELS", f"{unique}.control.models")
-    monkeypatch.setattr(models_cli, "MODEL_CHANGES_ID", f"{unique}-model-changes")
+    monkeypatch.setattr(route_change, "MODEL_CHANGES_ID", f"{unique}-model-changes")
 
     def run_command(*arguments: str) -> tuple[int, Any, str]:
         makes_topics = arguments[1] in {"plan", "apply"} and arguments[0] != "routes"

@@ -15,7 +15,7 @@ from fairlane_server.admission_rule import CapacityState, Prediction, WorkAhead
 from fairlane_server.budgets.budgets import budget_name
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
-from fairlane_server.models.routes import CHAMPION, NAMED_VERSION
+from fairlane_server.models.routes import CHAMPION, NAMED_VERSION, version_key
 from stream_processors.dispatcher.admission.degradation import Degraded, Ladder, degrade, reduced_context, saved
 from stream_processors.dispatcher.admission.quotas import Exceeded
 from stream_processors.dispatcher.admission.retry_slots import RetrySlots
@@ -217,6 +217,8 @@ class AdmissionStage:
         if exceeded is not None and exceeded.retry_after_ms is not None:
             self.output.charges.owe(queued, now_ms + exceeded.retry_after_ms)
         self.output.counts.decided(degraded.tenant, Decision.ACCEPTED)
+        inputs["version"] = version_key(degraded.model.model, degraded.model.version)
+        inputs["arm"] = degraded.arm or CHAMPION
         if not degraded.degradations:
             return Admission(degraded, inputs)
         felt: dict[str, object] = {"pressure": round(pressure, 3), "level": level}

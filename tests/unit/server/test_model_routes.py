@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import InferenceRequest, ModelRoute, RequestInput, RouteArm, RouteRule
-from fairlane_server.models.routes import arm_for, check_route, model_of, rule_for
+from fairlane_server.models.route_checks import check_route
+from fairlane_server.models.routes import arm_for, model_of, rule_for
 
 NEW, OLD = RouteArm("candidate", "@candidate", 5.0), RouteArm("champion", "1", 95.0)
 RULE = RouteRule("canary", (NEW, OLD))

@@ -1,0 +1,86 @@
+"""Bounds of the difference of two failure rates, valid at every look and for any number of requests. Pure.
+
+The hypothesis "the candidate's rate is higher by d" is tested with the product of both arms' beta-binomial martingales
+(``bounds.log_mixture``) divided by the largest likelihood of any two rates with this difference (Turner and Grünwald
+2023, "Exact anytime-valid confidence intervals for contingency tables and beyond"; Wasserman, Ramdas and Balakrishnan
+2020, "Universal inference", section 8). The bounds are the smallest and largest differences that are not rejected. No
+approximation is used: ten failures of ten beside none of ten are enough for a verdict.
+"""
+
+import math
+from dataclasses import dataclass
+
+from fairlane_server.rollouts.bounds import UNKNOWN, HarmBounds, log_likelihood, log_mixture
+
+_HALVINGS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class FailureCount:
+    """Failures of so many requests; not whole numbers where requests weigh less than one."""
+
+    failed: float
+    requests: float
+
+    @property
+    def rate(self) -> float:
+        return self.failed / self.requests
+
+
+def lower_bound(candidate: FailureCount, control: FailureCount, level: float) -> float:
+    """The candidate's rate is higher than the control's by more than this, but for an error rate of ``level``; from
+    -1 to 1."""
+    needed = math.log(1.0 / level)
+    if not candidate.requests or not control.requests:
+        return -1.0
+    known = log_mixture(candidate.failed, candidate.requests) + log_mixture(control.failed, control.requests)
+    # The likelihood falls on both sides of the measured difference.
+    rejected, open_ = -1.0, candidate.rate - control.rate
+    for _ in range(_HALVINGS):
+        middle = (rejected + open_) / 2
+        if known - largest_log_likelihood(candidate, control, middle) >= needed:
+            rejected = middle
+        else:
+            open_ = middle
+    return rejected
+
+
+def difference_bounds(
+    candidate: FailureCount,
+    control: FailureCount,
+    lower_level: float,
+    upper_level: float,
+    missing: tuple[float, float] = (0.0, 0.0),
+) -> HarmBounds:
+    """The measured difference of the rates, candidate's less control's, and its bounds.
+
+    ``missing``: requests of the candidate and of the control that count as failed where that makes the bound weaker.
+    """
+    if not candidate.requests or not control.requests:
+        return UNKNOWN
+    of_candidate, of_control = missing
+    with_missing = FailureCount(candidate.failed + of_candidate, candidate.requests)
+    control_with_missing = FailureCount(control.failed + of_control, control.requests)
+    return HarmBounds(
+        candidate.rate - control.rate,
+        lower_bound(candidate, control_with_missing, lower_level),
+        -lower_bound(control, with_missing, upper_level),
+    )
+
+
+def largest_log_likelihood(candidate: FailureCount, control: FailureCount, difference: float) -> float:
+    """Of both counts under any two rates with this difference: the root of a cubic (Miettinen and Nurminen 1985,
+    "Comparative analysis of two rates", appendix 1)."""
+    requests = candidate.requests + control.requests
+    failed = candidate.failed + control.failed
+    square = (candidate.requests + 2 * control.requests) * difference - requests - failed
+    linear = (control.requests * difference - requests - 2 * control.failed) * difference + failed
+    constant = control.failed * difference * (1 - difference)
+    third = square / (3 * requests)
+    q = third**3 - linear * square / (6 * requests**2) + constant / (2 * requests)
+    p = math.copysign(math.sqrt(max(0.0, third**2 - linear / (3 * requests))), q)
+    angle = (math.pi + math.acos(min(1.0, max(-1.0, q / p**3)))) / 3 if p else 0.0
+    rate = min(1.0 - max(0.0, difference), max(-min(0.0, difference), 2 * p * math.cos(angle) - third))
+    return log_likelihood(candidate.failed, candidate.requests, min(1.0, max(0.0, rate + difference))) + log_likelihood(
+        control.failed, control.requests, rate
+    )

@@ -287,6 +287,13 @@ GATEWAY_UNREADABLE = Counter(
 )
 
 
+ROLLOUT_STEP = Gauge("fairlane_rollout_step", "Present step of a rollout that is under way, from 0", ["model"])
+ROLLOUT_DECISIONS = Counter("fairlane_rollout_decisions_total", "Decisions of the controller", ["model", "decision"])
+ROLLOUT_LOOKS_FAILED = Counter(
+    "fairlane_rollout_looks_failed_total", "Looks at a rollout without a decision, since a server failed", ["server"]
+)
+
+
 def forget_tenants(tenants: Iterable[str]) -> None:
     """Remove the series that a dispatcher keeps for these tenants."""
     for tenant in tenants:

@@ -193,10 +193,10 @@ def _lags(prefix: str) -> Iterator[_Right]:
 
 
 def _change_ids(user: KafkaUser) -> Iterator[_Right]:
-    """Of the transactional ids by which people change something, one at a time: the newer change ends the older."""
+    """Of the transactional ids by which something is changed, one at a time: the newer change ends the older."""
     if user.role in (KafkaRole.REPLAYER, KafkaRole.ADMIN):
         yield Resource.TRANSACTIONAL_ID, names.DEAD_LETTER_REPLAY_IDS, True, Operation.WRITE
-    if user.role is KafkaRole.OPERATOR:
+    if user.role in (KafkaRole.OPERATOR, KafkaRole.ADMIN):
         yield Resource.TRANSACTIONAL_ID, names.MODEL_CHANGES_ID, False, Operation.WRITE
 
 

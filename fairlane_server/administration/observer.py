@@ -1,4 +1,4 @@
-"""Published models, and the load as `fairlane top` shows it, for calls that come now and then."""
+"""The load as `fairlane top` shows it, for calls that come now and then."""
 
 import time
 
@@ -6,11 +6,9 @@ from fairlane.clock import now_ms
 from fairlane.closing import Closing
 from fairlane.codec import Codec
 from fairlane.settings import Settings
-from fairlane_server.control.published_models import model_topic
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.kafka.load_feed import LoadFeed
-from fairlane_server.models.catalog import ModelRecord
 
 _SETTLE_S = 0.6
 """Two heartbeats of everybody."""
@@ -26,7 +24,6 @@ class Observer(Closing):
     def __init__(self, settings: Settings, codec: Codec) -> None:
         self._settings = settings
         self._codec = codec
-        self._models = model_topic(settings, codec)
         self._feed: LoadFeed | None = None
         self._board = LoadBoard()
         self._asked_at = 0.0
@@ -35,10 +32,6 @@ class Observer(Closing):
         if self._feed is not None:
             self._feed.close()
             self._feed = None
-
-    def models(self) -> dict[str, ModelRecord | None]:
-        """The published versions and routes by key; None for one that cannot be read. Raises ClusterError."""
-        return self._models.read()
 
     def loads(self) -> tuple[LoadView, str | None]:
         """The load now, and why no reports come in. Raises ClusterError."""

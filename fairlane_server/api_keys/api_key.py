@@ -27,6 +27,7 @@ class Scope(StrEnum):
     FILES = "files"
     BATCHES = "batches"
     LOADS = "loads"
+    MODELS = "models"
     TENANTS = "tenants"
     DEAD_LETTERS = "dead_letters"
     IDENTITIES = "identities"

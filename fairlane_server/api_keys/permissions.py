@@ -27,6 +27,8 @@ class Permission(StrEnum):
 
     LOADS_READ = "loads:read"
     REGISTRY_READ = "registry:read"
+    REGISTRY_WRITE = "registry:write"
+    ROLLOUTS_STEER = "rollouts:steer"
     TENANTS_READ = "tenants:read"
     TENANTS_WRITE = "tenants:write"
     DEAD_LETTERS_READ = "dead_letters:read"
@@ -54,7 +56,9 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.CONVERSATIONS_READ: "read and export conversations",
     Permission.CONVERSATIONS_ERASE: "erase conversations",
     Permission.LOADS_READ: "read queues and loads of all tenants and pools",
-    Permission.REGISTRY_READ: "read models and their pools",
+    Permission.REGISTRY_READ: "read models, their routes and rollouts",
+    Permission.REGISTRY_WRITE: "register versions, move aliases, set rules, start rollouts",
+    Permission.ROLLOUTS_STEER: "approve, pause, end and roll back rollouts, stop versions",
     Permission.TENANTS_READ: "read the settings of tenants",
     Permission.TENANTS_WRITE: "create, change and remove tenants",
     Permission.DEAD_LETTERS_READ: "list and inspect dead letters without payload",
@@ -106,7 +110,7 @@ TENANT_ROLES: Mapping[Role, frozenset[Permission]] = {
 
 DEPLOYMENT_ROLES: Mapping[Role, frozenset[Permission]] = {
     Role.VIEWER: _WATCHES,
-    Role.OPERATOR: _WATCHES | {Permission.DEAD_LETTERS_REPLAY},
+    Role.OPERATOR: _WATCHES | {Permission.DEAD_LETTERS_REPLAY, Permission.ROLLOUTS_STEER},
     Role.ADMIN: OF_DEPLOYMENT,
 }
 """Permissions of an identity that belongs to the deployment. It has none for requests of any tenant."""
@@ -127,6 +131,7 @@ SCOPES: Mapping[Scope, frozenset[Permission]] = {
     ),
     Scope.BATCHES: frozenset({Permission.BATCHES_READ, Permission.BATCHES_WRITE}),
     Scope.LOADS: frozenset({Permission.LOADS_READ, Permission.REGISTRY_READ}),
+    Scope.MODELS: frozenset({Permission.REGISTRY_READ, Permission.REGISTRY_WRITE, Permission.ROLLOUTS_STEER}),
     Scope.TENANTS: frozenset({Permission.TENANTS_READ, Permission.TENANTS_WRITE}),
     Scope.DEAD_LETTERS: frozenset(one for one in Permission if one.startswith("dead_letters:")),
     Scope.IDENTITIES: frozenset(

@@ -22,6 +22,7 @@ from fairlane_server.cli import (
     keys,
     models,
     prices,
+    rollouts,
     routes,
     schemas,
     sessions,
@@ -48,6 +49,7 @@ app.add_typer(access.app, name="access")
 app.add_typer(control.tenants, name="tenants")
 app.add_typer(models.models, name="models")
 app.add_typer(routes.routes, name="routes")
+app.add_typer(rollouts.rollouts, name="rollout")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")

@@ -5,12 +5,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fairlane.names import MODEL_PATTERN
 from fairlane.outcomes import Task
 from fairlane.records import ModelMetric, ModelVersion
 from fairlane_server.models.routes import ALIAS_PATTERN, CHAMPION, VERSION_PATTERN
-from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
+from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_json, load_yaml_with_lines
 
 # No dots: a pool is one part of a topic name, and dots separate the parts.
 _POOL = re.compile(r"[a-z0-9][a-z0-9-]{0,38}")
@@ -66,6 +67,14 @@ def read_models(path: Path) -> ModelsFile:
     return ModelsFile(tuple(versions.values()), aliases)
 
 
+def version_of_json(model: str, version: str, raw: bytes) -> ModelVersion:
+    """A version from a JSON object with the other keys of an entry of the file, but for ``aliases``. Raises ConfigError
+    with the key and the reason."""
+    required = {name: reader for name, reader in _REQUIRED.items() if name not in ("model", "version")}
+    optional = {name: reader for name, reader in _OPTIONAL.items() if name != "aliases"}
+    return _version(load_json(raw), {"model": model, "version": version}, required, optional)
+
+
 def _default_champion(
     entry: YamlNode, model: ModelVersion, versions: Iterable[tuple[str, str]], aliases: dict[str, str]
 ) -> None:
@@ -90,12 +99,19 @@ def _check_smaller(node: YamlNode, model: ModelVersion, models: Sequence[ModelVe
 
 def _model(entry: YamlNode) -> tuple[ModelVersion, tuple[str, ...]]:
     """A version and its aliases."""
-    given = entry.read(_REQUIRED, _OPTIONAL)
+    aliases = entry.fields["aliases"].strings(ALIAS_PATTERN) if "aliases" in entry.fields else ()
+    return _version(entry, {}, _REQUIRED, _OPTIONAL), aliases
+
+
+def _version(
+    entry: YamlNode, named: Mapping[str, Any], required: Mapping[str, Reader], optional: Mapping[str, Reader]
+) -> ModelVersion:
+    given = {**named, **entry.read(required, optional)}
     if given["pool"] in given.get("dedicated_pools", ()):
         item = entry.fields["dedicated_pools"].items[given["dedicated_pools"].index(given["pool"])]
         raise item.error(f"{given['pool']!r} is the model's shared pool")
-    aliases = given.pop("aliases", ())
-    return ModelVersion(**given.pop("limits"), **given), aliases
+    given.pop("aliases", None)
+    return ModelVersion(**given.pop("limits"), **given)
 
 
 def _relative_path(node: YamlNode) -> str:

@@ -8,7 +8,7 @@ from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
 from fairlane.outcomes import Task
 from fairlane.records import RouteArm, RouteRule
 from fairlane_server.models.routes import ALIAS_PATTERN, StickyBy
-from fairlane_server.yaml_config import Reader, YamlNode, load_yaml_with_lines
+from fairlane_server.yaml_config import Reader, YamlNode, load_json, load_yaml_with_lines
 
 
 def load_rules(path: Path) -> Mapping[str, tuple[RouteRule, ...]]:
@@ -24,6 +24,13 @@ def load_rules(path: Path) -> Mapping[str, tuple[RouteRule, ...]]:
         if given["model"] in rules:
             raise entry.fields["model"].error(f"{given['model']!r} is in the file twice")
         rules[given["model"]] = given["rules"]
+    return rules
+
+
+def rules_of_json(raw: bytes) -> tuple[RouteRule, ...]:
+    """All rules of one model, from a JSON object with the key ``rules``. Raises ConfigError with the key and the
+    reason."""
+    rules: tuple[RouteRule, ...] = load_json(raw).read({"rules": _rules}, {})["rules"]
     return rules
 
 

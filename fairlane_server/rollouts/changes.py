@@ -6,15 +6,15 @@ All of a change is in one record: the part of the candidate, the champion, the s
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fairlane_server.rollouts.steps import StepApproval
-from fairlane_server.rollouts.verdict import StepVerdict
-
 from fairlane.records import ModelRoute
 from fairlane.rollout_records import Rollout, RolloutGuards
 from fairlane_server.models.changes import API, Author, Published, changed, route_of, versions_of
 from fairlane_server.models.rollout_arms import RolloutStatus, is_active
 from fairlane_server.models.route_checks import check_route
 from fairlane_server.models.routes import CHAMPION
+from fairlane_server.rollouts.guards import check_guards
+from fairlane_server.rollouts.steps import StepApproval
+from fairlane_server.rollouts.verdict import StepVerdict
 
 
 class RolloutDecision(StrEnum):
@@ -69,6 +69,7 @@ def with_rollout(published: Published, model: str, plan: RolloutPlan, author: Au
         step_started_at_ms=author.at_ms,
         decided=RolloutDecision.STARTED,
     )
+    check_guards(plan.guards)
     made = changed(route, author, API, rollout=rollout)
     check_route(model, made, versions_of(published, model))
     return made

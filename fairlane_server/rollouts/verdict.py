@@ -14,9 +14,10 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fairlane.rollout_records import GuardFinding, RolloutGuards
 from fairlane_server.rollouts.bounds import UNKNOWN, HarmBounds
 from fairlane_server.rollouts.evidence import OVERDUE_BUCKET, ArmEvidence
-from fairlane_server.rollouts.guards import RolloutGuard, RolloutGuards
+from fairlane_server.rollouts.guards import RolloutGuard, active_guards, rollback_level
 from fairlane_server.rollouts.means import cost_ratio_bounds, lost_quality_bounds
 from fairlane_server.rollouts.proportions import FailureCount, difference_bounds
 from fairlane_server.rollouts.quantiles import quantile_ms, ratio_bounds
@@ -30,33 +31,6 @@ class RolloutVerdict(StrEnum):
     WORSE = "worse"
     UNDECIDED = "undecided"
     """Not enough evidence yet."""
-
-
-@dataclass(frozen=True, slots=True)
-class GuardFinding:
-    """What one guard found.
-
-    Harms of errors and quality are differences, those of latency and cost ratios less 1. Above 0 it is worse.
-
-    Attributes:
-        verdict: None if there are no data, and none are required.
-        candidate: what was measured: part of the requests that failed, quantile in ms, mean nano-USD, mean score; None
-            without data, and for a quantile among the overdue requests.
-        control: the same of the control.
-        harm: None if it is unknown or infinite; so are its bounds.
-        lower: the harm is greater, but for the rate of false rollbacks.
-        upper: the harm is smaller, but for the rate of false passes.
-        tolerance: of the harm.
-    """
-
-    guard: RolloutGuard
-    verdict: RolloutVerdict | None
-    candidate: float | None
-    control: float | None
-    harm: float | None
-    lower: float | None
-    upper: float | None
-    tolerance: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +48,8 @@ def judge_step(candidate: ArmEvidence, control: ArmEvidence, guards: RolloutGuar
     """Judge all evidence of the present step so far. ``judged_steps``: of the whole rollout, those with a control."""
     if judged_steps < 1:
         raise ValueError(f"judged_steps: {judged_steps} is less than 1")
-    comparison = _Comparison(candidate, control, guards, guards.rollback_level(judged_steps))
-    findings = tuple(comparison.finding(guard) for guard in guards.active)
+    comparison = _Comparison(candidate, control, guards, rollback_level(guards, judged_steps))
+    findings = tuple(comparison.finding(guard) for guard in active_guards(guards))
     verdict, reason = _judged(candidate, control, guards, findings)
     return StepVerdict(verdict, reason, candidate.requests, control.requests, findings)
 

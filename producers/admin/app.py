@@ -15,6 +15,7 @@ from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import DeadLetterOffice
 from fairlane_server.administration.events import AdminAudit
+from fairlane_server.administration.model_routes import ModelRoutes
 from fairlane_server.administration.observer import Observer
 from fairlane_server.administration.tenants import Tenants
 from fairlane_server.api_keys.key_store import ApiKeys
@@ -22,7 +23,8 @@ from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.client import redis_client
-from producers.admin import audit, dead_letters, identities, observation, tenants
+from fairlane_server.rollouts.controller import RolloutController
+from producers.admin import audit, dead_letters, identities, models, observation, rollouts, tenants
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -58,13 +60,12 @@ class AdminApi:
         app: the application; its lifespan opens and closes the connections.
         readiness: conditions under which calls are taken. Postgres and Kafka are none of them: a call that needs one
             says so.
-        failure: the fatal error; there is none.
+        failure: the error that ended the judging of rollouts, once there is one.
     """
-
-    failure: BaseException | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.readiness = Readiness(*_CONDITIONS)
+        self.failure: BaseException | None = None
         self.calls: CallLog | None = None
         dsn = settings.postgres_dsn.get_secret_value()
         self._pool = DeadlinePool(dsn, "fairlane-admin-identity", _IDENTITY_CONNECTIONS)
@@ -84,12 +85,15 @@ class AdminApi:
         self._tenants = Tenants(settings, codec, self._kafka_audit, self._kafka_keys)
         # Apart: a replay takes up to minutes.
         self._letter_calls, self._load_calls = Serial("dead letters"), Serial("loads")
+        self._history_calls = Serial("histories")
         self._letter_audit = AdminAudit(dsn)
         self._office = DeadLetterOffice(settings, codec, self._letter_audit)
         self._observer = Observer(settings, codec)
+        routes = ModelRoutes(settings, codec)
+        self._rollouts = RolloutController(settings, codec, self._ended)
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, dead letters, loads and the audit of a deployment.",
+            description="Tenants, keys, users, models, rollouts, dead letters, loads and the audit of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,
@@ -103,6 +107,8 @@ class AdminApi:
             tenants.router(deps, self._tenants),
             identities.router(deps),
             dead_letters.router(deps, self._office, self._letter_calls),
+            models.router(deps, routes, self._history_calls),
+            rollouts.router(deps, routes, self._history_calls),
             observation.router(deps, self._observer, self._load_calls),
             audit.router(deps),
         ):
@@ -116,6 +122,10 @@ class AdminApi:
     def open_calls(self) -> int:
         """Number of calls in progress."""
         return 0 if self.calls is None else self.calls.open_calls
+
+    def _ended(self, error: BaseException) -> None:
+        log.error("rollouts_failed", error=type(error).__name__)
+        self.failure = error
 
     def drain(self) -> None:
         """Report unready."""
@@ -140,13 +150,16 @@ class AdminApi:
             audits = (stores.audit, self._kafka_audit, self._letter_audit)
             for part in (stores.keys, self._kafka_keys, self._tenants, self._observer, *audits):
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
-            for calls in (stores.calls, self._kafka_calls, self._letter_calls, self._load_calls):
+            serials = (self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls)
+            for calls in (stores.calls, *serials):
                 stack.push_async_callback(calls.close)
             if self._redis is not None:
                 stack.push_async_callback(self._redis.close)
             stack.push_async_callback(self._pool.close)
             stack.push_async_callback(self._authenticator.close)
             await self._pool.open()
+            self._rollouts.start()
+            stack.push_async_callback(partial(asyncio.to_thread, self._rollouts.stop))
             self.readiness.set("serving")
             yield
             self.drain()

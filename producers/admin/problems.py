@@ -8,10 +8,18 @@ from fairlane.outcomes import Code
 from fairlane.schema_registry import RegistryError
 from fairlane_server.administration.dead_letters import TooMuchError
 from fairlane_server.administration.events import AuditError
+from fairlane_server.administration.model_routes import (
+    InvalidModelChangeError,
+    ModelChangedError,
+    ModelConflictError,
+    ModelError,
+    ModelNotFoundError,
+)
 from fairlane_server.administration.tenants import (
     ETagNeededError,
     TenantChangedError,
     TenantConflictError,
+    TenantError,
     TenantNotFoundError,
 )
 from fairlane_server.api_keys.key_store import (
@@ -23,6 +31,7 @@ from fairlane_server.api_keys.key_store import (
 )
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.open_kafka import OpenKafkaError
+from fairlane_server.postgres.migrations import DatabaseError
 from producers.gateway.openapi import ErrorDocs, errors
 from producers.openai_api.errors import UNAVAILABLE, GatewayError
 
@@ -42,7 +51,24 @@ _DOCS: ErrorDocs = {
 READING = errors((400, 401, 403, 429, 503), _DOCS, is_native=True)
 READING_ONE = errors((400, 401, 403, 404, 429, 503), _DOCS, is_native=True)
 CHANGING = errors((400, 401, 403, 404, 409, 413, 429, 503), _DOCS, is_native=True)
+CHANGING_MODELS = errors((400, 401, 403, 404, 409, 412, 413, 429, 503), _DOCS, is_native=True)
 CHANGING_TENANTS = errors((400, 401, 403, 404, 409, 412, 413, 428, 429, 503), _DOCS, is_native=True)
+
+
+_ANSWERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str, str | None], ...] = (
+    (InvalidKeyError, 400, Code.INVALID, None),
+    (InvalidModelChangeError, 400, Code.INVALID, None),
+    (TooMuchError, 400, Code.INVALID, "since"),
+    (BeyondOwnRightsError, 403, Code.FORBIDDEN, None),
+    ((KeyNotFoundError, TenantNotFoundError, ModelNotFoundError), 404, NOT_FOUND, None),
+    ((KeyEndedError, TenantConflictError, ModelConflictError, OpenKafkaError), 409, CONFLICT, None),
+    ((TenantChangedError, ModelChangedError), 412, CHANGED, "if-match"),
+    (ETagNeededError, 428, ETAG_NEEDED, "if-match"),
+)
+"""Errors with the status, the code and the field of their answers. An error that knows its own field names that."""
+_OF_POSTGRES = (ApiKeysError, AuditError, DatabaseError)
+_OF_KAFKA = (ClusterError, RegistryError)
+_KNOWN = (*_OF_POSTGRES, *_OF_KAFKA, TenantError, ModelError, TooMuchError, OpenKafkaError)
 
 
 @contextmanager
@@ -50,30 +76,16 @@ def answered_errors() -> Iterator[None]:
     """Turns errors of the block into GatewayErrors."""
     try:
         yield
-    except InvalidKeyError as error:
-        raise GatewayError(400, Code.INVALID, str(error), field=error.field) from None
-    except BeyondOwnRightsError as error:
-        raise GatewayError(403, Code.FORBIDDEN, str(error)) from None
-    except KeyNotFoundError as error:
-        raise GatewayError(404, NOT_FOUND, str(error)) from None
-    except KeyEndedError as error:
-        raise GatewayError(409, CONFLICT, str(error)) from None
-    except TenantNotFoundError as error:
-        raise not_found(str(error)) from None
-    except TenantConflictError as error:
-        raise GatewayError(409, CONFLICT, str(error), field=error.field) from None
-    except TooMuchError as error:
-        raise GatewayError(400, Code.INVALID, str(error), field="since") from None
-    except OpenKafkaError as error:
-        raise GatewayError(409, CONFLICT, str(error)) from None
-    except TenantChangedError as error:
-        raise GatewayError(412, CHANGED, str(error), field="if-match") from None
-    except ETagNeededError as error:
-        raise GatewayError(428, ETAG_NEEDED, str(error), field="if-match") from None
-    except (ApiKeysError, AuditError) as error:
-        raise unavailable(f"Postgres: {error}") from None
-    except (ClusterError, RegistryError) as error:
-        raise unavailable(f"Kafka: {error}") from None
+    except _KNOWN as error:
+        raise _answer_to(error) from None
+
+
+def _answer_to(error: Exception) -> GatewayError:
+    for kinds, status, code, field in _ANSWERS:
+        if isinstance(error, kinds):
+            return GatewayError(status, code, str(error), field=getattr(error, "field", None) or field)
+    server = "Kafka" if isinstance(error, _OF_KAFKA) else "Postgres"
+    return unavailable(f"{server}: {error}")
 
 
 def unavailable(message: str) -> GatewayError:

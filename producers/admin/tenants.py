@@ -13,8 +13,8 @@ from fairlane.records import TenantSpec
 from fairlane_server.administration.tenants import TenantChange, Tenants, etag_of
 from fairlane_server.api_keys.permissions import Permission
 from fairlane_server.control.tenants_file import API, tenant_document, tenant_of_json
-from fairlane_server.yaml_config import ConfigError
 from producers.admin.deps import EXAMPLE_KEY_ID, AdminDeps, Cursor, Limit, author_of
+from producers.admin.file_bodies import file_body, parsed
 from producers.admin.problems import CHANGING_TENANTS, READING, READING_ONE, answered_errors, not_found
 from producers.gateway.identity.identity import Identity
 from producers.gateway.native.cursors import Cursors
@@ -22,8 +22,7 @@ from producers.gateway.native.response_bodies import Page, ResponseBody, page_of
 from producers.gateway.native.response_bodies import answered as answer
 from producers.gateway.openapi import answered
 from producers.gateway.sending import body_of
-from producers.openai_api.body import MOST_VALUES, has_too_many_values
-from producers.openai_api.errors import INVALID_JSON, GatewayError
+from producers.openai_api.errors import GatewayError
 
 _MOST_ETAG_CHARACTERS = 100
 
@@ -56,20 +55,11 @@ Restore = Annotated[bool, Query(description="It is the customer of before, who g
 _SPEC = TenantSpec("acme", weight=2.0, tokens_per_minute=120_000, managed_by=API)
 _EXAMPLE = TenantAnswer(tenant="acme", managed_by=API, etag=etag_of(_SPEC), settings=tenant_document(_SPEC))
 _REMOVED = RemovedTenantAnswer(tenant="acme", revoked_keys=(EXAMPLE_KEY_ID,))
-_BODY = {
-    "requestBody": {
-        "required": True,
-        "description": "The settings of the tenant, with the keys of an entry of tenants.yaml, or their defaults",
-        "content": {
-            "application/json": {
-                "schema": {"type": "object"},
-                "examples": {
-                    "a_share": {"summary": "A share", "value": {"weight": 2, "quotas": {"tokens_per_day": 9000}}}
-                },
-            }
-        },
-    }
-}
+_BODY = file_body(
+    "The settings of the tenant, with the keys of an entry of tenants.yaml, or their defaults",
+    "A share",
+    {"weight": 2, "quotas": {"tokens_per_day": 9000}},
+)
 _cursors = Cursors(str)
 
 
@@ -123,7 +113,7 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
         A tenant that reads and writes Kafka itself also needs a user: `fairlane access apply`. A name under which
         something of a tenant is left gets 409, unless `restore` says that it is the same customer.
         """
-        wanted = _parsed(tenant, await body_of(request))
+        wanted = parsed(partial(tenant_of_json, tenant), await body_of(request))
         change = partial(tenants.set, wanted, _etag(if_match), author_of(caller), adopt=adopt, restore=restore)
         with answered_errors():
             made: TenantChange = await calls.run(change)
@@ -139,15 +129,6 @@ def router(deps: AdminDeps, tenants: Tenants) -> APIRouter:
         return answer(RemovedTenantAnswer(tenant=tenant, revoked_keys=tuple(key.key_id for key in revoked)))
 
     return api
-
-
-def _parsed(tenant: str, raw: bytes) -> TenantSpec:
-    if has_too_many_values(raw):
-        raise GatewayError(400, INVALID_JSON, f"the body has more than {MOST_VALUES} values", field="body")
-    try:
-        return tenant_of_json(tenant, raw)
-    except ConfigError as error:
-        raise GatewayError(400, Code.INVALID, error.message, field=error.key or "body") from None
 
 
 def _etag(if_match: str | None) -> str | None:

@@ -6,7 +6,6 @@ from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
 from fairlane.frozen import frozen_dataclass
-from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, is_replies
 from fairlane.outcomes import Outcome
 from fairlane.records import (
@@ -261,8 +260,8 @@ def _plain_fields(record: Any) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """A list, a map, and a policy of guardrails, as JSON; any other value as it is."""
-    if isinstance(value, GuardrailPolicy):
+    """A list, a map and a record in a record as JSON; any other value as it is."""
+    if is_dataclass(value) and not isinstance(value, type):
         return json_text(asdict(value))
     if isinstance(value, dict):
         return json_text(value)

@@ -1,6 +1,6 @@
 """The admin API keeps to its OpenAPI document, whatever is sent, over stores in memory."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from types import SimpleNamespace
@@ -11,22 +11,33 @@ import pytest
 from schemathesis import GenerationMode
 from starlette.requests import HTTPConnection
 
-from fairlane.records import ModelVersion, SourceCoordinate, TenantSpec
+from fairlane.records import ModelRoute, ModelVersion, SourceCoordinate, TenantSpec
 from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import LetterPage, ReplayReport
 from fairlane_server.administration.events import RecordedEvent
+from fairlane_server.administration.model_routes import (
+    InvalidModelChangeError,
+    ModelChangedError,
+    ModelConflictError,
+    ModelNotFoundError,
+)
 from fairlane_server.administration.tenants import TenantChange, decide_removal, decide_set
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
 from fairlane_server.api_keys.key_store import ApiKey, IssuedKey, KeyNotFoundError, User
 from fairlane_server.control.tenants_file import API
 from fairlane_server.dead_letters.bulk import Cut, ReplayResult
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
+from fairlane_server.models.catalog import ModelRecord, route_of_one
+from fairlane_server.models.changes import Author, Published, registered
+from fairlane_server.postgres.model_history import RouteChange
+from fairlane_server.rollouts.changes import NoRolloutError
 from producers.admin.app import AdminApi
 from producers.gateway.identity.identity import Identity
 from producers.openai_api.errors import GatewayError
 from tests.kit.openapi_kit import HEADERS, Probe, Route, operations, probing
 
 KEY_ID = "0123456789abcdef"
+VERSION = ModelVersion("m", "1", "p", "e", ("generate",), "x", 1, 1)
 KEY = ApiKey(KEY_ID, "acme", "n", Role.TENANT, (Scope.FILES,), (), None, None, 1, None, None, 2)
 USER = User("acme", "u-17", Role.VIEWER, False)
 EVENT = RecordedEvent(
@@ -123,10 +134,35 @@ class Office(Store):
         return [Cut("dead-letter.work", 0, 3, 2, 1)]
 
 
-class Watch(Store):
-    def models(self) -> dict[str, ModelVersion | None]:
-        return {"m": ModelVersion("m", "1", "p", "e", ("generate",), "x", 1, 1), "unreadable": None}
+class MemoryModels(Store):
+    """Decides as the real one does, on records that never change."""
 
+    def read(self) -> dict[str, ModelRecord | None]:
+        return {"m/1": VERSION, "m/2": replace(VERSION, version="2"), "m": route_of_one(VERSION), "unreadable": None}
+
+    def change(self, model: str, revision: int | None, decide: Callable[[Published], ModelRoute]) -> ModelRoute:
+        if model != "m":
+            raise ModelNotFoundError("there is no such model")
+        if revision not in (None, 1):
+            raise ModelChangedError("it was changed since it was read")
+        try:
+            return decide(self.read())
+        except NoRolloutError as error:
+            raise ModelConflictError(str(error)) from None
+        except ValueError as error:
+            raise InvalidModelChangeError(str(error), "field") from None
+
+    def register(self, version: ModelVersion, author: Author) -> ModelVersion:
+        return registered(version, None, author, API)
+
+    def history(self, *_: Any) -> Sequence[RouteChange]:
+        return [RouteChange(1, {"champion": "1"}, {}, [], [], 1, "key:1", "", API, None)]
+
+    def decisions(self, *_: Any) -> Sequence[RouteChange]:
+        return [RouteChange(2, {"champion": "1"}, {}, [], [], 1, "key:1", "", API, {"rollout": "2-1"})]
+
+
+class Watch(Store):
     def loads(self) -> tuple[LoadView, str | None]:
         return LoadBoard().view(1), "nothing comes"
 
@@ -139,7 +175,7 @@ def probe() -> Iterator[Probe]:
     doubles = {"ApiKeys": Keys, "AdminAudit": Audit, "Tenants": MemoryTenants, "DeadLetterOffice": Office}
     with ExitStack() as patched:
         patched.enter_context(patch("producers.admin.app.authentication", lambda *_parts, **_more: AUTHENTICATION))
-        for name, double in {**doubles, "Observer": Watch}.items():
+        for name, double in {**doubles, "ModelRoutes": MemoryModels, "Observer": Watch}.items():
             patched.enter_context(patch(f"producers.admin.app.{name}", double))
         api = AdminApi(Settings())
         api.app.router.lifespan_context = type(api.app)().router.lifespan_context

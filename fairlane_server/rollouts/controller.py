@@ -1,0 +1,182 @@
+"""The thread that judges the rollouts under way, and advances, promotes or rolls back their candidates.
+
+It keeps nothing: the state of a rollout is in its model's route, the evidence in Postgres. So it may be ended at any
+time, and any number may run: a decision is published only on the route that it was made for.
+"""
+
+import threading
+from collections.abc import Callable
+from dataclasses import asdict
+from time import monotonic
+
+import psycopg
+
+from fairlane import metrics
+from fairlane.clock import ClockMs, now_ms
+from fairlane.codec import Codec
+from fairlane.logs import get_logger
+from fairlane.records import ModelRoute
+from fairlane.settings import Settings
+from fairlane_server.control.published_models import PublishedModels
+from fairlane_server.control.route_change import change_route
+from fairlane_server.kafka.cluster_admin import ClusterError
+from fairlane_server.kafka.feeds import FeedUnavailableError
+from fairlane_server.models.changes import Author, Published, route_of
+from fairlane_server.models.rollout_arms import is_active
+from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
+from fairlane_server.postgres.rollout_evidence import read_rollout_evidence
+from fairlane_server.rollouts.changes import advanced, rolled_back
+from fairlane_server.rollouts.steps import StepAction, next_action
+from fairlane_server.rollouts.verdict import StepVerdict, judge_step
+
+log = get_logger(__name__)
+
+AUTHOR = "rollout controller"
+APPLICATION_NAME = "fairlane-rollouts"
+
+_INTERVAL_S = 1.0
+_MOST_BUSY = 0.1
+"""Part of the time that it may keep Postgres busy: evidence of a long step takes longer to read."""
+_LONGEST_INTERVAL_S = 30.0
+_CALL_TIMEOUT_S = 20.0
+_STOP_TIMEOUT_S = 10.0
+
+
+class RolloutController:
+    """Looks once a second. ``on_failure`` is called on its thread with the error that ended it; Kafka or Postgres that
+    cannot be reached is none."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        codec: Codec,
+        on_failure: Callable[[BaseException], None],
+        wall_clock: ClockMs = now_ms,
+    ) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._on_failure = on_failure
+        self._wall_clock = wall_clock
+        self._kept = ReconnectingConnection(
+            settings.postgres_dsn.get_secret_value(),
+            APPLICATION_NAME,
+            _CALL_TIMEOUT_S,
+            server_timeouts_s={"statement_timeout": _CALL_TIMEOUT_S},
+        )
+        self._models: PublishedModels | None = None
+        self._lost = threading.Event()
+        """Set when following the models ended by itself."""
+        self._shown: set[tuple[str, ...]] = set()
+        self._troubled: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, after the look that is under way."""
+        self._stopping.set()
+        if self._thread.ident is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                started_s = monotonic()
+                self._look()
+                took_s = monotonic() - started_s
+                self._stopping.wait(min(_LONGEST_INTERVAL_S, max(_INTERVAL_S, took_s / _MOST_BUSY - took_s)))
+        except Exception as error:  # noqa: BLE001 - handed to the owner
+            self._on_failure(error)
+        finally:
+            self._forget_models()
+            self._kept.close()
+
+    def _look(self) -> None:
+        """Judge every rollout once."""
+        try:
+            models = self._followed()
+            for route in models.catalog.routes.values():
+                if route.rollout is not None and is_active(route.rollout) and not self._stopping.is_set():
+                    self._look_at(route)
+        except (ClusterError, FeedUnavailableError) as error:
+            self._failed("Kafka", str(error))
+        except psycopg.Error as error:
+            self._failed("Postgres", reason(error))
+        else:
+            for server in self._troubled:
+                log.info("rollouts_are_judged_again", server=server)
+            self._troubled.clear()
+            self._show(models)
+
+    def _look_at(self, route: ModelRoute) -> None:
+        rollout = route.rollout
+        assert rollout is not None  # noqa: S101 - the caller has looked
+        with self._kept.transaction(ALL_TENANTS) as connection:
+            candidate, control = read_rollout_evidence(connection, route.model, rollout, self._wall_clock())
+        verdict = judge_step(candidate, control, rollout.guards, len(rollout.steps) - 1)
+        now = self._wall_clock()
+        action, why = next_action(rollout, verdict.verdict, now)
+        if action is not StepAction.STAY:
+            self._carry_out(route, action, verdict, Author(AUTHOR, now, why))
+
+    def _carry_out(self, route: ModelRoute, action: StepAction, verdict: StepVerdict, author: Author) -> None:
+        def decided(published: Published) -> ModelRoute:
+            present = route_of(published, route.model)
+            if present is None or present.rollout != route.rollout:
+                # Somebody was faster; the next look judges what there is now.
+                raise _OvertakenError
+            made = rolled_back if action is StepAction.ROLL_BACK else advanced
+            return made(present, verdict, author)
+
+        try:
+            made = change_route(self._settings, self._codec, route.model, decided)
+        except _OvertakenError:
+            return
+        assert made.rollout is not None  # noqa: S101 - decided has made it
+        decision = made.rollout.decided
+        metrics.ROLLOUT_DECISIONS.labels(model=route.model, decision=decision).inc()
+        log.info(
+            "rollout_decided",
+            model=route.model,
+            rollout=made.rollout.rollout,
+            decision=decision,
+            reason=author.reason,
+            step=made.rollout.step,
+            findings=[asdict(finding) for finding in verdict.findings],
+        )
+
+    def _followed(self) -> PublishedModels:
+        """The published models; follows them from the first call on. Raises FeedUnavailableError."""
+        if self._lost.is_set():
+            self._forget_models()
+            self._lost.clear()
+        if self._models is None:
+            models = PublishedModels(self._settings, self._codec, lambda _error: self._lost.set())
+            models.start()
+            self._models = models
+        return self._models
+
+    def _forget_models(self) -> None:
+        if self._models is not None:
+            self._models.stop()
+            self._models = None
+
+    def _show(self, models: PublishedModels) -> None:
+        steps = {
+            (route.model,): float(route.rollout.step)
+            for route in models.catalog.routes.values()
+            if route.rollout is not None and is_active(route.rollout)
+        }
+        self._shown = metrics.show(metrics.ROLLOUT_STEP, steps, self._shown)
+
+    def _failed(self, server: str, why: str) -> None:
+        metrics.ROLLOUT_LOOKS_FAILED.labels(server=server).inc()
+        if server not in self._troubled:
+            self._troubled.add(server)
+            log.warning("rollouts_not_judged", server=server, reason=why)
+
+
+class _OvertakenError(Exception):
+    """The route is not any more what the decision was made for."""

@@ -3,7 +3,8 @@
 Each rollout goes through the steps of 1, 5, 25 and 50 percent of the traffic, until it is rolled back, promoted, or a
 day of a step is over. Latencies are those of the simulated engine behind a queue that both arms share
 (``rollout_traffic.py``), with sizes of the trace. The rules are ours (``sequential``), the thresholds of common rollout
-tools (``fixed_threshold``), and a test for one look that is looked at every second (``repeated_test``).
+tools for failures and latency (``fixed_threshold``), and tests of all four guards, made for one look, that are looked
+at every second (``repeated_test``).
 
 A verdict is right if a candidate that is better, equal, or worse within the tolerance is promoted, and any other is
 rolled back. Requests until the verdict are the candidate's, over all its steps. Harm is what these requests suffered

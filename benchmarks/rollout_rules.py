@@ -5,7 +5,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
 from benchmarks.rollout_traffic import DEADLINE_S, ArmRequests, Floats, SimulatedStep
 from fairlane_server.rollouts.guards import RolloutGuards
@@ -14,9 +13,8 @@ from fairlane_server.rollouts.verdict import RolloutVerdict, judge_step
 
 PLAN = StepPlan()
 GUARDS = RolloutGuards()
-WINDOW_S = 60
-LEAST_IN_WINDOW = 10
-MOST_FAILING = 0.01
+WINDOW = 500
+MOST_FAILING, MOST_RATIO = 0.01, 1.2
 FAILED_WINDOWS = 3
 PASSED_WINDOWS = 5
 """Windows that are within the thresholds before a step ends."""
@@ -51,44 +49,30 @@ def sequential(step: SimulatedStep, place: int) -> RuleEnd:
 
 
 def fixed_threshold(step: SimulatedStep, _place: int) -> RuleEnd:
-    """As Flagger and Argo Rollouts are configured in their guides: a measurement a minute, of what ended in it. It
-    fails if more than 1 % of the candidate's requests failed, or its p95, mean cost or mean score is beyond our
-    tolerance from the control's. Three failed measurements are a rollback, five others in all the end of the step."""
+    """As rollout tools are configured (Flagger, Argo Rollouts): a measurement for every WINDOW answered requests of an
+    arm. It fails if more than 1 % of the candidate's failed, or its p95 is more than 1.2 times the control's. Three
+    failed measurements are a rollback, and five others the end of the step."""
+    arms = (step.candidate, step.control)
+    orders = [np.argsort(arm.done_s, kind="stable") for arm in arms]
     failed = passed = 0
-    for end_s in range(WINDOW_S, step.seconds + 1, WINDOW_S):
-        candidate, control = (_in_window(arm, end_s) for arm in (step.candidate, step.control))
-        if min(candidate.sum(), control.sum()) < LEAST_IN_WINDOW:
-            continue
-        if _is_beyond(step, candidate, control):
+    for end in range(WINDOW, min(map(len, orders)) + 1, WINDOW):
+        windows = [order[end - WINDOW : end] for order in orders]
+        slow, usual = (
+            np.quantile((arm.done_s - arm.arrived_s)[window], GUARDS.latency_quantile)
+            for arm, window in zip(arms, windows, strict=True)
+        )
+        if arms[0].failed[windows[0]].mean() > MOST_FAILING or slow > MOST_RATIO * usual:
             failed += 1
         else:
             passed += 1
+        at_s = max(float(arm.done_s[window[-1]]) for arm, window in zip(arms, windows, strict=True))
+        if at_s > step.seconds:
+            break
         if failed == FAILED_WINDOWS:
-            return RuleEnd(RolloutVerdict.WORSE, float(end_s))
+            return RuleEnd(RolloutVerdict.WORSE, at_s)
         if passed == PASSED_WINDOWS:
-            return RuleEnd(RolloutVerdict.PASSED, float(end_s))
+            return RuleEnd(RolloutVerdict.PASSED, at_s)
     return RuleEnd(RolloutVerdict.UNDECIDED, float(step.seconds))
-
-
-def _in_window(arm: ArmRequests, end_s: int) -> npt.NDArray[np.bool_]:
-    return (arm.done_s > end_s - WINDOW_S) & (arm.done_s <= end_s)
-
-
-def _is_beyond(step: SimulatedStep, ours: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_]) -> bool:
-    candidate, control = step.candidate, step.control
-    slow, usual = (
-        np.quantile((arm.done_s - arm.arrived_s)[chosen], GUARDS.latency_quantile)
-        for arm, chosen in ((candidate, ours), (control, others))
-    )
-    scores = [arm.scores[chosen] for arm, chosen in ((candidate, ours), (control, others))]
-    scores = [one[~np.isnan(one)] for one in scores]
-    lost = scores[1].mean() - scores[0].mean() if min(map(len, scores)) else 0.0
-    return bool(
-        candidate.failed[ours].mean() > MOST_FAILING
-        or slow > (GUARDS.most_latency_ratio or math.inf) * usual
-        or candidate.costs[ours].mean() > (GUARDS.most_cost_ratio or math.inf) * control.costs[others].mean()
-        or lost > (GUARDS.most_lost_quality or math.inf)
-    )
 
 
 def repeated_test(step: SimulatedStep, _place: int) -> RuleEnd:

@@ -106,7 +106,7 @@ def _evidence(requests: float, exceeding: float, *, more: bool) -> Callable[[flo
 
     @cache
     def of(count: float) -> float:
-        if (count > exceeding * requests) is not more or count == exceeding * requests:
+        if (count > exceeding * requests) != more or count == exceeding * requests:
             return least
         far, close = log_mixture(count, requests), log_mixture(count, requests, *near)
         mixture = max(far, close) + math.log1p(math.exp(-abs(far - close))) - _LOG_2

@@ -128,14 +128,14 @@ def test_slower_by_some_buckets_is_slower_by_their_ratio(one: list[float], other
 
 def test_the_bounds_of_latency_are_those_of_a_search_over_all_pairs_of_buckets() -> None:
     """The search walks two pointers; this tries every pair."""
-    random = np.random.default_rng(3)
+    random, exceeding = np.random.default_rng(3), 1.0 - 0.95
     candidate, control = (histogram(np.exp(random.normal(5.0 + shift, 0.6, 700))) for shift in (0.4, 0.0))
     above, others = (np.cumsum(one[::-1])[::-1] for one in (candidate, control))
 
     def evidence(count: float, total: float, *, more: bool) -> float:
-        if (count > 0.05 * total) is not more or count == 0.05 * total:
+        if (count > exceeding * total) != more or count == exceeding * total:
             return -most_regret(total)
-        return log_mixture(count, total) - log_likelihood(count, total, 0.05)
+        return log_mixture(count, total) - log_likelihood(count, total, exceeding)
 
     def is_rejected(steps: int) -> bool:
         places = [min(OVERDUE_BUCKET + 1, max(0, bucket + steps + 1)) for bucket in range(OVERDUE_BUCKET + 1)]

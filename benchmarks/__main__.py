@@ -42,7 +42,8 @@ _NAMES = (
         "queue-cost",
     ),
     *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),
-    *("streaming", "retrieval", "cache", "grounded", "guardrails", "gateway", "edge", "sync-call", "backfill"),
+    *("streaming", "retrieval", "cache", "grounded", "guardrails", "rollout", "gateway", "edge", "sync-call"),
+    "backfill",
 )
 _MODULES = tuple(import_module(f"benchmarks.{name.replace('-', '_')}") for name in _NAMES)
 BENCHMARKS: dict[str, Callable[..., Result]] = {module.NAME: module.run for module in _MODULES}

@@ -25,16 +25,22 @@ class HarmBounds:
 UNKNOWN = HarmBounds(math.nan, -math.inf, math.inf)
 
 
-def log_mixture(hits: float, count: float) -> float:
-    """Log probability of one sequence with so many hits, for a rate drawn from Beta(1/2, 1/2) (Krichevsky and Trofimov
-    1981). Divided by its probability under a fixed rate it is a test martingale of that rate: Robbins' (1970) mixture
-    for Bernoulli variables. It needs the counts alone."""
-    return math.lgamma(hits + 0.5) + math.lgamma(count - hits + 0.5) - math.lgamma(count + 1.0) - _LOG_PI
+def log_mixture(hits: float, count: float, of_hits: float = 0.5, of_others: float = 0.5) -> float:
+    """Log probability of one sequence with so many hits, for a rate drawn from Beta(``of_hits``, ``of_others``).
+
+    Divided by its probability under a fixed rate it is a test martingale of that rate: Robbins' (1970) mixture for
+    Bernoulli variables. It needs the counts alone. The default prior is that of Krichevsky and Trofimov (1981).
+    """
+    return _log_beta(hits + of_hits, count - hits + of_others) - _log_beta(of_hits, of_others)
+
+
+def _log_beta(one: float, other: float) -> float:
+    return math.lgamma(one) + math.lgamma(other) - math.lgamma(one + other)
 
 
 def most_regret(count: float) -> float:
-    """Bound of how far ``log_mixture`` is below the best fixed rate, whatever the hits (Willems, Shtarkov and Tjalkens
-    1995, equation 8)."""
+    """Bound of how far ``log_mixture``, with the default prior, is below the best fixed rate (Willems, Shtarkov and
+    Tjalkens 1995, equation 8)."""
     return 0.5 * math.log(max(1.0, count)) + _LOG_2
 
 
@@ -48,5 +54,4 @@ def log_likelihood(hits: float, count: float, rate: float) -> float:
     return total
 
 
-_LOG_PI = math.log(math.pi)
 _LOG_2 = math.log(2.0)

@@ -18,6 +18,10 @@ from itertools import accumulate
 from fairlane_server.rollouts.bounds import UNKNOWN, HarmBounds, log_likelihood, log_mixture, most_regret
 from fairlane_server.rollouts.evidence import LATENCY_BOUNDS_MS, LATENCY_GROWTH, OVERDUE_BUCKET
 
+_PRIOR_REQUESTS = 200.0
+"""Of the half of the mixture that is about the quantile's rate: a deviation of 0.015 for the quantile 0.95."""
+_LOG_2 = math.log(2.0)
+
 Histogram = Sequence[float]
 """Requests by bucket, all of them; not whole numbers where requests weigh less than one."""
 
@@ -69,7 +73,7 @@ def _least_steps(slow: Sequence[float], fast: Sequence[float], exceeding: float,
     needed = math.log(1.0 / level)
     exceeds = _evidence(slow[0], exceeding, more=True)
     keeps = _evidence(fast[0], exceeding, more=False)
-    enough = -most_regret(slow[0])
+    enough = -most_regret(slow[0]) - _LOG_2
     if needed - keeps(fast[OVERDUE_BUCKET]) > enough:
         # The fast quantile may be behind all bounds.
         return -math.inf
@@ -92,13 +96,20 @@ def _last_with(above: Sequence[float], evidence: Callable[[float], float], wante
 
 def _evidence(requests: float, exceeding: float, *, more: bool) -> Callable[[float], float]:
     """Logarithm of a martingale against "at most (``more``: at least) this part exceeds", by the count that does. Where
-    the count agrees with that, its lower bound: so the evidence is monotonic in the count."""
-    least = -most_regret(requests)
+    the count agrees with that, a lower bound of it: so the evidence is monotonic in the count.
+
+    The mixture is half of the default one, for large differences, and half of one about the rate in question, which
+    needs fewer requests for small ones.
+    """
+    least = -most_regret(requests) - _LOG_2
+    near = (_PRIOR_REQUESTS * exceeding, _PRIOR_REQUESTS * (1.0 - exceeding))
 
     @cache
     def of(count: float) -> float:
-        if (count > exceeding * requests) is not more or count == exceeding * requests:
+        if (count > exceeding * requests) != more or count == exceeding * requests:
             return least
-        return max(least, log_mixture(count, requests) - log_likelihood(count, requests, exceeding))
+        far, close = log_mixture(count, requests), log_mixture(count, requests, *near)
+        mixture = max(far, close) + math.log1p(math.exp(-abs(far - close))) - _LOG_2
+        return max(least, mixture - log_likelihood(count, requests, exceeding))
 
     return of

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.result import Figure, Result
-from benchmarks.rollout_rules import PLAN, Rule, fixed_threshold, repeated_test, sequential
+from benchmarks.rollout_rules import ROLLOUT, Rule, fixed_threshold, repeated_test, sequential
 from benchmarks.rollout_traffic import CANDIDATES, SHAPES, ArmTraffic, Candidate, RolloutTraffic, SimulatedStep
 from fairlane_server.rollouts.verdict import RolloutVerdict
 
@@ -84,7 +84,7 @@ def _rollout(
 ) -> RolloutEnd:
     """``steps``: those drawn so far, so that all rules see the same requests."""
     verdict, requests, bad, excess_s = RolloutVerdict.UNDECIDED, 0, 0, 0.0
-    for place, percent in enumerate(PLAN.percents[: PLAN.judged_steps]):
+    for place, percent in enumerate(ROLLOUT.steps[:-1]):
         if place == len(steps):
             steps.append(traffic.step(candidate, percent))
         end = rule(steps[place], place)

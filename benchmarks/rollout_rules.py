@@ -2,17 +2,17 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from benchmarks.rollout_traffic import DEADLINE_S, ArmRequests, Floats, SimulatedStep
-from fairlane_server.rollouts.guards import RolloutGuards
-from fairlane_server.rollouts.steps import StepAction, StepPlan, StepState, next_action
+from fairlane_server.rollouts.changes import RolloutPlan, first_step
+from fairlane_server.rollouts.steps import StepAction, next_action
 from fairlane_server.rollouts.verdict import RolloutVerdict, judge_step
 
-PLAN = StepPlan()
-GUARDS = RolloutGuards()
+ROLLOUT = first_step(RolloutPlan("candidate"), "champion", 0)
+JUDGED_STEPS = len(ROLLOUT.steps) - 1
 WINDOW = 500
 MOST_FAILING, MOST_RATIO = 0.01, 1.2
 FAILED_WINDOWS = 3
@@ -38,11 +38,11 @@ Rule = Callable[[SimulatedStep, int], RuleEnd]
 def sequential(step: SimulatedStep, place: int) -> RuleEnd:
     """Ours."""
     looks = step.looks_s
-    state = StepState(place, 0)
+    rollout = replace(ROLLOUT, step=place)
     arms = zip(step.candidate.evidence(looks), step.control.evidence(looks), looks.tolist(), strict=True)
     for candidate, control, at_s in arms:
-        found = judge_step(candidate, control, GUARDS, PLAN.judged_steps)
-        action, _ = next_action(PLAN, state, found.verdict, round(1_000 * at_s))
+        found = judge_step(candidate, control, rollout.guards, JUDGED_STEPS)
+        action, _ = next_action(rollout, found.verdict, round(1_000 * at_s))
         if action is not StepAction.STAY:
             return RuleEnd(found.verdict, at_s)
     return RuleEnd(RolloutVerdict.UNDECIDED, float(step.seconds))
@@ -58,7 +58,7 @@ def fixed_threshold(step: SimulatedStep, _place: int) -> RuleEnd:
     for end in range(WINDOW, min(map(len, orders)) + 1, WINDOW):
         windows = [order[end - WINDOW : end] for order in orders]
         slow, usual = (
-            np.quantile((arm.done_s - arm.arrived_s)[window], GUARDS.latency_quantile)
+            np.quantile((arm.done_s - arm.arrived_s)[window], ROLLOUT.guards.latency_quantile)
             for arm, window in zip(arms, windows, strict=True)
         )
         if arms[0].failed[windows[0]].mean() > MOST_FAILING or slow > MOST_RATIO * usual:
@@ -82,10 +82,11 @@ def repeated_test(step: SimulatedStep, _place: int) -> RuleEnd:
     (failed, requests), (latency, costs, scores) = _rates(step, seconds), _means(step, seconds)
     rates = failed / np.maximum(requests, 1)
     spread = np.sqrt((rates * (1 - rates) / np.maximum(requests, 1)).sum(axis=0))
-    tests = [(rates[0] - rates[1], spread, GUARDS.most_added_failures)]
-    for (harm, deviation), most in ((latency, GUARDS.most_latency_ratio), (costs, GUARDS.most_cost_ratio)):
+    tests = [(rates[0] - rates[1], spread, ROLLOUT.guards.most_added_failures)]
+    ratios = (latency, ROLLOUT.guards.most_latency_ratio), (costs, ROLLOUT.guards.most_cost_ratio)
+    for (harm, deviation), most in ratios:
         tests.append((harm, deviation, math.log(most or math.inf)))
-    tests.append((*scores, GUARDS.most_lost_quality or math.inf))
+    tests.append((*scores, ROLLOUT.guards.most_lost_quality or math.inf))
     enough = requests.min(axis=0) >= LEAST_IN_TEST
     with np.errstate(invalid="ignore"):
         worse = enough & np.any([harm > _Z_WORSE * spread for harm, spread, _ in tests], axis=0)

@@ -54,10 +54,18 @@ def with_rollout(published: Published, model: str, plan: RolloutPlan, author: Au
         raise ValueError(f"it has no {CHAMPION}, with which the candidate is compared")
     if route.rollout is not None and is_active(route.rollout):
         raise NoRolloutError(f"the rollout of version {route.rollout.candidate} is under way; abort it first")
-    rollout = Rollout(
-        rollout=f"{plan.candidate}-{author.at_ms}",
+    check_guards(plan.guards)
+    made = changed(route, author, API, rollout=first_step(plan, route.aliases[CHAMPION], author.at_ms))
+    check_route(model, made, versions_of(published, model))
+    return made
+
+
+def first_step(plan: RolloutPlan, champion: str, now_ms: int) -> Rollout:
+    """A rollout that begins now."""
+    return Rollout(
+        rollout=f"{plan.candidate}-{now_ms}",
         candidate=plan.candidate,
-        champion=route.aliases[CHAMPION],
+        champion=champion,
         steps=plan.steps,
         guards=plan.guards,
         least_step_ms=plan.least_step_ms,
@@ -65,14 +73,10 @@ def with_rollout(published: Published, model: str, plan: RolloutPlan, author: Au
         needs_approval=plan.needs_approval,
         status=RolloutStatus.RUNNING,
         step=0,
-        started_at_ms=author.at_ms,
-        step_started_at_ms=author.at_ms,
+        started_at_ms=now_ms,
+        step_started_at_ms=now_ms,
         decided=RolloutDecision.STARTED,
     )
-    check_guards(plan.guards)
-    made = changed(route, author, API, rollout=rollout)
-    check_route(model, made, versions_of(published, model))
-    return made
 
 
 def advanced(route: ModelRoute, verdict: StepVerdict, author: Author) -> ModelRoute:

@@ -1,5 +1,6 @@
 """Evidence and guards of rollouts: what adds up, what contradicts itself, and which errors name which field."""
 
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -7,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fairlane.rollout_records import RolloutGuards
 from fairlane_server.rollouts.evidence import (
     LATENCY_BOUNDS_MS,
     LATENCY_GROWTH,
@@ -15,7 +17,7 @@ from fairlane_server.rollouts.evidence import (
     Moments,
     latency_bucket,
 )
-from fairlane_server.rollouts.guards import RolloutGuard, RolloutGuards
+from fairlane_server.rollouts.guards import RolloutGuard, active_guards, check_guards, rollback_level
 
 
 @given(st.floats(0, 1e9))
@@ -103,17 +105,17 @@ def test_requests_of_one_key_weigh_less() -> None:
 )
 def test_impossible_guards_are_refused_by_field(field: str, value: float) -> None:
     with pytest.raises(ValueError, match=f"^{field}: "):
-        RolloutGuards(**{field: value})  # type: ignore[arg-type] - each has the type of its field
+        check_guards(replace(RolloutGuards(), **{field: value}))  # type: ignore[arg-type] - of its type
 
 
 def test_scores_cannot_be_required_of_a_guard_that_is_off() -> None:
     with pytest.raises(ValueError, match=r"^require_quality: "):
-        RolloutGuards(most_lost_quality=None, require_quality=True)
+        check_guards(RolloutGuards(most_lost_quality=None, require_quality=True))
 
 
 def test_the_rate_of_false_rollbacks_is_divided_between_steps_and_guards() -> None:
-    assert RolloutGuards(false_rollback_rate=0.04).rollback_level(4) == pytest.approx(0.04 / 16)
+    assert rollback_level(RolloutGuards(false_rollback_rate=0.04), 4) == pytest.approx(0.04 / 16)
 
     two = RolloutGuards(false_rollback_rate=0.04, most_cost_ratio=None, most_lost_quality=None)
-    assert two.active == (RolloutGuard.ERRORS, RolloutGuard.LATENCY)
-    assert two.rollback_level(4) == pytest.approx(0.04 / 8)
+    assert active_guards(two) == (RolloutGuard.ERRORS, RolloutGuard.LATENCY)
+    assert rollback_level(two, 4) == pytest.approx(0.04 / 8)

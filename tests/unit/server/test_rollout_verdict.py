@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
+from fairlane.rollout_records import GuardFinding, RolloutGuards
 from fairlane_server.rollouts.evidence import OVERDUE_BUCKET, ArmEvidence, Moments, latency_bucket
-from fairlane_server.rollouts.guards import RolloutGuard, RolloutGuards
-from fairlane_server.rollouts.verdict import GuardFinding, RolloutVerdict, StepVerdict, judge_step
+from fairlane_server.rollouts.guards import RolloutGuard
+from fairlane_server.rollouts.verdict import RolloutVerdict, StepVerdict, judge_step
 
 GUARDS = RolloutGuards()
 STEPS = 4

@@ -1,6 +1,5 @@
 """Evidence about the arms of a rollout, from the tables that the recorder fills."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fairlane.outcomes import Code, Outcome
@@ -55,7 +54,7 @@ def read_rollout_evidence(
     for row in connection.execute(_ANSWERED, values):
         arms[row[0]] += _answered(*row[1:])
     for arm, in_flight in connection.execute(_ADMITTED, values):
-        arms[arm] = replace(arms[arm], requests=arms[arm].requests + in_flight, in_flight=in_flight)
+        arms[arm] += ArmEvidence(requests=in_flight, in_flight=in_flight)
     return arms[CANDIDATE_ARM], arms[CONTROL_ARM]
 
 

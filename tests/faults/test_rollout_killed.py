@@ -1,0 +1,120 @@
+"""A rollback while those that decide it and carry it out are killed: one record, nothing refused, nothing twice."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from time import monotonic
+
+import pytest
+
+from deploy.local.services import Service
+from fairlane.clock import now_ms
+from fairlane.outcomes import Outcome
+from fairlane.records import ModelRoute
+from fairlane.rollout_records import RolloutGuards
+from fairlane_server.control.route_change import change_route
+from fairlane_server.models.changes import Author
+from fairlane_server.models.rollout_arms import CANDIDATE_ARM
+from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
+from tests.kit.deployment import write_models
+from tests.kit.pipeline import Pipeline
+from tests.kit.stack import PostgresServer
+from tests.kit.waiting import eventually
+
+pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(300)]
+
+PATIENCE_S = 60.0
+IN_EFFECT_S = 5.0
+"""A rollback is in effect on every dispatcher within this time."""
+TENANTS = ("a", "b")
+SOON = {"DISPATCHER_SESSION_TIMEOUT_MS": "3000"}
+"""A killed dispatcher is replaced sooner."""
+SLOW = {"SIMULATED_BATCH_MS": "600"}
+"""The candidate's engine is, whatever else is."""
+
+
+class Traffic:
+    """A few requests a second of each tenant, each with its time, until it is stopped."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline = pipeline
+        self.sent: dict[str, dict[str, float]] = {tenant: {} for tenant in TENANTS}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._send, daemon=True)
+
+    def __enter__(self) -> "Traffic":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _send(self) -> None:
+        while not self._stop.wait(0.05):
+            for tenant in TENANTS:
+                request = self._pipeline.request(timeout_ms=120_000)
+                self._pipeline.publish(tenant, request)
+                self.sent[tenant][request.request_id] = monotonic()
+
+
+@pytest.fixture
+def pipeline(broker: str, tmp_path: Path, unique: str, migrated: PostgresServer) -> Iterator[Pipeline]:
+    assert migrated, "its processes end before its database"
+    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=SOON) as made:
+        yield made
+
+
+def admin(pipeline: Pipeline, dsn: str) -> None:
+    port = str(pipeline.free_port("admin"))
+    pipeline.launch(Service("admin-1", ("-m", "producers.admin"), {"POSTGRES_DSN": dsn, "ADMIN_PORT": port}))
+
+
+def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment(
+    pipeline: Pipeline, migrated: PostgresServer
+) -> None:
+    (old,) = pipeline.models
+    new = replace(old, version="2")
+    models_file = pipeline.folder / "models.yaml"
+    pipeline.control_models.publish([new])
+    pipeline.start(dispatchers=2, consumers=1)
+    write_models(models_file, [new])
+    pipeline.consumer(2, SLOW).wait_ready()
+    pipeline.recorder(postgres_dsn=migrated.recorder_dsn).wait_ready()
+    admin(pipeline, migrated.admin_dsn)
+    pipeline.wait_all_own()
+    plan = RolloutPlan("2", steps=(50.0, 100.0), least_step_ms=0, guards=RolloutGuards(least_requests=20))
+
+    def route() -> ModelRoute:
+        record = pipeline.control_models.read()[old.model]
+        assert isinstance(record, ModelRoute)
+        return record
+
+    with Traffic(pipeline) as traffic:
+        change_route(
+            *(pipeline.settings, pipeline.codec, old.model),
+            lambda published: with_rollout(published, old.model, plan, Author("a test", now_ms())),
+        )
+        eventually(lambda: route().stopped == ("2",), PATIENCE_S, "the rollback")
+        published_at = monotonic()
+        # It is killed while it reports what it did, and a dispatcher while it carries that out.
+        pipeline.processes["admin-1"].kill()
+        pipeline.processes["dispatcher-1"].kill()
+        pipeline.dispatcher(1).wait_ready()
+        admin(pipeline, migrated.admin_dsn)
+        eventually(lambda: monotonic() > published_at + 2 * IN_EFFECT_S, 3 * IN_EFFECT_S, "some traffic after it")
+    replies = {}
+    for tenant in TENANTS:
+        log = pipeline.replies(tenant)
+        log.wait(list(traffic.sent[tenant]), PATIENCE_S)
+        replies.update(log.exactly_once(list(traffic.sent[tenant])))
+    sent_at = {**traffic.sent["a"], **traffic.sent["b"]}
+
+    assert {reply.outcome for reply in replies.values()} == {Outcome.OK}, "nothing is refused"
+    of_candidate = [one for one in replies.values() if one.model_version == "2"]
+    assert {one.arm for one in of_candidate} == {CANDIDATE_ARM}
+    assert [one for one in of_candidate if sent_at[one.request_id] > published_at + IN_EFFECT_S] == []
+    final = route()
+    assert final.rollout is not None
+    assert (final.rollout.status, final.revision, final.changed_by) == ("rolled_back", 3, "rollout controller")

@@ -230,7 +230,12 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
     (rules,) = fenced(MODEL_VERSIONS, "yaml")
     (tmp_path / "rules.yaml").write_text(rules)
-    for arguments in (("register", str(_models_file(tmp_path))), ("alias", "digits", "candidate", "2")):
+    second = (
+        ("register", str(_models_file(tmp_path))),
+        ("resume", "digits", "2"),
+        ("alias", "digits", "candidate", "2"),
+    )
+    for arguments in second:
         command = (sys.executable, "-m", "fairlane_server.cli", "models", *arguments)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
     runner_environment = environment | of_stack.postgres_env(PostgresRole.BACKFILL)

@@ -150,6 +150,22 @@ CASES = (
         TICKET | {"tenant": "acme", "currency": "EUR"},
         "acme spends 2.5 times what is usual at most at this time of the day",
     ),
+    counted(
+        "RolledBack",
+        'fairlane_rollout_decisions_total{model="digits",decision="rolled_back"}',
+        10,
+        TICKET | {"model": "digits", "decision": "rolled_back"},
+        "The candidate of digits was worse than the champion, and was taken back",
+        {},
+    ),
+    Case(
+        "RolloutsNotJudged",
+        {'fairlane_rollout_looks_failed_total{server="Postgres"}': "0x4 3 6 9 9x9"},
+        (8,),
+        (4, 13),
+        PAGE | {"server": "Postgres"},
+        "Rollouts are not judged, since Postgres does not answer the admin API's process",
+    ),
     Case(
         "BudgetsUnknown",
         {'fairlane_budgets_unknown{instance="a"}': "0x4 3x4 0", 'fairlane_budgets_unknown{instance="b"}': "0x19"},

@@ -158,6 +158,13 @@ class BudgetScope(StrEnum):
     EACH_USER = "each_user"
 
 
+class Thumb(StrEnum):
+    """A verdict on an output without degrees."""
+
+    UP = "up"
+    DOWN = "down"
+
+
 class CacheMode(StrEnum):
     """Which earlier answers may be reused: none, those to an equal request, or those to one with the same meaning."""
 

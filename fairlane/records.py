@@ -104,6 +104,24 @@ class CancelRequest:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class Feedback:
+    """What a tenant says of the output of one of its requests, on the topic of the request. The topic determines the
+    tenant; ``tenant`` may only agree with it. ``thumb`` is up or down, ``score`` is from 0 to 1; there is at most one
+    of them. ``correction`` is the text, or the label, that the output should have been. ``given_by`` is an opaque name:
+    of two records of the same giver about a request the later counts. ``given_at_ms`` is set by the dispatcher."""
+
+    request_id: str
+    tenant: str | None = None
+    thumb: str | None = None
+    score: float | None = None
+    correction: str | None = None
+    tags: tuple[str, ...] = ()
+    comment: str | None = None
+    given_by: str | None = None
+    given_at_ms: int = 0
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class SourceCoordinate:
     """Position of a record in the log."""
 
@@ -720,6 +738,7 @@ type_by_name: dict[str, type] = {
         TenantSpec,
         ModelVersion,
         CancelRequest,
+        Feedback,
         Cancellation,
         ModelPrices,
         ModelRoute,

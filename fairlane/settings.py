@@ -291,6 +291,8 @@ class Settings(KafkaSettings):
     """How long audit records (decisions and their reasons) are kept in Postgres."""
     conversation_ttl_s: int = Field(2_592_000, ge=1)
     """How long the turns of a conversation are kept."""
+    feedback_ttl_s: int = Field(7_776_000, ge=3_600)
+    """How long feedback is kept in Postgres."""
     admin_host: str = "127.0.0.1"
     """Address that the admin API listens on. Beyond this machine, put a TLS proxy that only administrators reach before
     it."""

@@ -127,6 +127,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "events_seen), INSERT, UPDATE (events_seen)",
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
+            # What answered is added; what an erasure of its conversation covers is deleted.
+            "feedback": "SELECT, INSERT, UPDATE, DELETE",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -140,7 +142,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         },
         functions=("remove_old_rows(text, bigint, integer)",),
         all_tenants=frozenset(
-            {"results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"}
+            {
+                *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
+                "feedback",
+            }
         ),
     ),
     # Answers callers of every tenant, one at a time; it finds a key by its id, and lists none.
@@ -214,6 +219,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
             "model_routes": "SELECT",
+            # Ratings of all tenants, by what answered; no text.
+            "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
             # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.
@@ -230,7 +237,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         ),
         sequences=_NUMBERS,
         all_tenants=frozenset(
-            {"results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs", "admin_events"}
+            {
+                *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
+                *("admin_events", "feedback"),
+            }
         ),
     ),
     # The admin API: keys without their hashes, users, barred tenants, and an audit to which it can only add. Of what is

@@ -19,6 +19,7 @@ from stream_processors.recorder.tables import (
     DAILY_SUMS,
     ERASED,
     ERASURES,
+    FEEDBACK,
     HOURLY_SUMS,
     RESULTS,
     TURNS,
@@ -61,6 +62,7 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         Rule(TURNS, "replied_at_ms", settings.conversation_ttl_s),
         Rule(USAGE, "occurred_at_ms", settings.usage_ttl_s),
         Rule(AUDIT_LOGS, "occurred_at_ms", settings.audit_ttl_s),
+        Rule(FEEDBACK, "given_at_ms", settings.feedback_ttl_s),
         *(Rule(table, "day", daily_s) for table in DAILY_SUMS),
         Rule(ERASURES, "requested_at_ms", settings.audit_ttl_s),
         # A tombstone names the end of its own time.

@@ -69,6 +69,7 @@ def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseco
         "conversation_turns": 30,
         "usage": 90,
         "audit_logs": 90,
+        "feedback": 90,
         "usage_daily": 3 * 365,
         "usage_daily_callers": 3 * 365,
         "erasures": 90,

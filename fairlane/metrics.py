@@ -188,6 +188,7 @@ SATISFACTION_RATIO = Gauge(
 RATED_REQUESTS = Gauge(
     "fairlane_rated_requests", "Requests that were rated in the last 24 hours", ["model", "version", "arm"]
 )
+LABELS_QUEUED = Counter("fairlane_labels_queued_total", "Outputs queued for labelling", ["origin"])
 UNREADABLE_RECORDS = Counter(
     "fairlane_unreadable_records_total",
     "Offsets and records that a reader skipped because it cannot read their bytes; its log names their position",

@@ -580,7 +580,8 @@ class TenantSpec:
     """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
     ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
     none. A class that is not in ``latency_targets`` has the deployment's target. Without ``guardrails`` nothing is
-    checked. ``managed_by`` is ``file`` for a tenant of the tenants file and ``api`` for one of the admin API."""
+    checked. ``managed_by`` is ``file`` for a tenant of the tenants file and ``api`` for one of the admin API.
+    ``evaluation`` says whether its requests and outputs may be used to judge and train models: allowed or denied."""
 
     tenant: str
     weight: float = 1.0
@@ -603,6 +604,7 @@ class TenantSpec:
     budgets: tuple[Budget, ...] = ()
     guardrails: GuardrailPolicy | None = None
     managed_by: str = "file"
+    evaluation: str = "denied"
 
 
 @frozen_dataclass(frozen=True, slots=True)

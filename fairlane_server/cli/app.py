@@ -21,6 +21,7 @@ from fairlane_server.cli import (
     explain,
     feedback,
     keys,
+    labels,
     models,
     prices,
     routes,
@@ -56,6 +57,7 @@ app.add_typer(dlq.app, name="dlq")
 app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
 app.add_typer(feedback.app, name="feedback")
+app.add_typer(labels.app, name="labels")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")

@@ -124,11 +124,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         tables={
             "results": "SELECT, INSERT, UPDATE",
             "usage": "SELECT (work_topic, work_partition, work_offset, log_topic, log_partition, log_offset, "
-            "events_seen), INSERT, UPDATE (events_seen)",
+            "events_seen, tenant, request_id), INSERT, UPDATE (events_seen)",
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
             # What answered is added; what an erasure of its conversation covers is deleted.
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
+            # Items are made of results, and go with the consent of their tenant.
+            "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -144,7 +146,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
-                "feedback",
+                *("feedback", "label_items"),
             }
         ),
     ),
@@ -221,6 +223,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "model_routes": "SELECT",
             # Ratings of all tenants, by what answered; no text.
             "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
+            # `fairlane labels`, for one tenant at a time.
+            "tenants": "SELECT (tenant, evaluation)",
+            "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
+            "labels": "SELECT, INSERT",
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
             # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.

@@ -11,6 +11,8 @@ from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from fairlane_server.processes.start import begin_service
 from stream_processors.recorder.feedback_watch import FeedbackWatch
+from stream_processors.recorder.label_collector import LabelCollector
+from stream_processors.recorder.label_sources import WorkItemLog
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import OldRows, Removal, rules_of
 from stream_processors.recorder.source import LogConsumer
@@ -40,10 +42,12 @@ def main() -> int:
     removal = Removal(OldRows(dsn), rules, failures.append)
     spending = SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append)
     feedback = FeedbackWatch(dsn, failures.append)
+    codec = codec_for(settings)
+    labels = LabelCollector(settings, WorkItemLog(settings, codec), failures.append)
     recorder = Recorder(
         LogConsumer(settings),
         RecorderStore(dsn),
-        codec_for(settings),
+        codec,
         readiness,
         batch_records=settings.recorder_batch_records,
         retention=rules,
@@ -52,6 +56,7 @@ def main() -> int:
     removal.start()
     spending.start()
     feedback.start()
+    labels.start()
     collect_less_often()
     try:
         recorder.run(lambda: stop.stopping or bool(failures))
@@ -62,6 +67,7 @@ def main() -> int:
         removal.stop()
         spending.stop()
         feedback.stop()
+        labels.stop()
         health.stop()
     if failures:
         log.error("recorder_failed", reason=str(failures[0]), kind=type(failures[0]).__name__)

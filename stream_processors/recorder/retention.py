@@ -21,6 +21,7 @@ from stream_processors.recorder.tables import (
     ERASURES,
     FEEDBACK,
     HOURLY_SUMS,
+    LABEL_ITEMS,
     RESULTS,
     TURNS,
     USAGE,
@@ -63,6 +64,7 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         Rule(USAGE, "occurred_at_ms", settings.usage_ttl_s),
         Rule(AUDIT_LOGS, "occurred_at_ms", settings.audit_ttl_s),
         Rule(FEEDBACK, "given_at_ms", settings.feedback_ttl_s),
+        Rule(LABEL_ITEMS, "queued_at_ms", settings.labels_ttl_s),
         *(Rule(table, "day", daily_s) for table in DAILY_SUMS),
         Rule(ERASURES, "requested_at_ms", settings.audit_ttl_s),
         # A tombstone names the end of its own time.

@@ -274,4 +274,12 @@ ERASED = Table(
     "erased", "tombstone", {"tenant": "text", "kind": "text", "kept_until_ms": "bigint"}, ("tenant", "kind"), "NOTHING"
 )
 """Of the erasures that tenants asked for. The recorder reads what is not to be stored, and removes what is old."""
+LABEL_ITEMS = Table(
+    "label_items",
+    "label item",
+    {"tenant": "text", "request_id": "text", "queued_at_ms": "bigint"},
+    ("tenant", "request_id"),
+    "NOTHING",
+)
+"""Which the recorder fills from other tables."""
 ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, TENANTS, MODEL_VERSIONS, MODEL_ROUTES)

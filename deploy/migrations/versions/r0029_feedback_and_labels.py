@@ -47,6 +47,7 @@ CREATE TABLE label_items (
     task text NOT NULL,
     input jsonb NOT NULL,
     output jsonb NOT NULL,
+    guardrails jsonb NOT NULL DEFAULT '[]',
     correction text,
     answered_at_ms bigint NOT NULL,
     queued_at_ms bigint NOT NULL,
@@ -126,11 +127,11 @@ BEGIN
         DELETE FROM conversation_turns WHERE tenant = owner AND request_id = ANY(ids);
         GET DIAGNOSTICS removed_turns = ROW_COUNT;
     END IF;
-    DELETE FROM feedback WHERE tenant = owner AND request_id = ANY(ids);
-    -- With their labels.
-    DELETE FROM label_items WHERE tenant = owner AND request_id = ANY(ids);
     DELETE FROM results WHERE tenant = owner AND request_id = ANY(ids);
     GET DIAGNOSTICS removed = ROW_COUNT;
+    DELETE FROM feedback WHERE tenant = owner AND request_id = ANY(ids);
+    -- With their labels. Behind the results: an item is made of a result that is locked until it is committed.
+    DELETE FROM label_items WHERE tenant = owner AND request_id = ANY(ids);
     IF cardinality(ids) = 0 THEN
         UPDATE erasures SET state = 'done', names = '{}', uncached = '{}', stepped_at = now(),
             done_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint

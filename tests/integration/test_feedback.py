@@ -8,7 +8,7 @@ import pytest
 from fairlane.client import Client
 from fairlane.clock import now_ms
 from fairlane.names import LEDGER_FEEDBACK, requests_topic
-from fairlane.records import Feedback
+from fairlane.records import Feedback, TenantSpec
 from fairlane.settings import Settings
 from fairlane_server.api_keys.api_key import parse_key
 from fairlane_server.postgres.feedback_scores import feedback_scores
@@ -19,14 +19,19 @@ from tests.kit.waiting import PATIENCE_S, eventually
 
 pytestmark = pytest.mark.broker
 
-ROWS = "SELECT thumb, rating, correction, comment, given_by, model, model_version, arm FROM feedback ORDER BY given_by"
+ROWS = (
+    "SELECT thumb, rating, correction, comment, given_by, model, model_version, arm FROM feedback "
+    "WHERE request_id = %s ORDER BY given_by"
+)
 
 
 @pytest.fixture(scope="module")
 def served(
     broker: str, postgres: PostgresServer, redis_url: str, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
-    with serving(broker, postgres, tmp_path_factory.mktemp("feedback"), redis_url=redis_url) as served:
+    tenants = (TenantSpec("a", evaluation="allowed"), "b")
+    folder = tmp_path_factory.mktemp("feedback")
+    with serving(broker, postgres, folder, redis_url=redis_url, tenants=tenants) as served:
         yield served
 
 
@@ -59,7 +64,7 @@ def test_feedback_of_both_ways_counts_and_that_of_others_does_not(served: Served
         theirs.feedback(asked, thumb="up")
         for score in (0.25, 0.75, 0.75):
             mine.feedback(asked, score=score, given_by="person-7")
-    eventually(lambda: len(ledger.records) == 5, what="what was passed on")
+    ledger.wait(lambda: len(ledger.records) >= 5, what="what was passed on")
     passed_on = [served.pipeline.codec.decode_as(Feedback, one.value()) for one in ledger.records]
     assert {one.tenant for one in passed_on} == {tenant, served.pipeline.tenant("b")}
     assert all(one.given_at_ms > now_ms() - 600_000 for one in passed_on)
@@ -73,13 +78,13 @@ def test_feedback_of_both_ways_counts_and_that_of_others_does_not(served: Served
     ]
 
     def rows() -> list[tuple[object, ...]]:
-        return tables.rows(ROWS)
+        return tables.rows(ROWS, asked)
 
     eventually(lambda: rows() == wanted, what="the rows")
     settings = Settings(postgres_dsn=served.database.operator_dsn)
     (sums,) = feedback_scores(settings, now_ms() - 600_000)
     assert (sums.model, sums.model_version, sums.count, sums.mean) == (model, "1", 1, 0.375)
-    # A recorder that is killed and reads on adds nothing.
+    # A recorder that is killed and reads on adds nothing, and looks for what is to be labelled when it starts.
     recorder = next(one for name, one in served.pipeline.processes.items() if name.startswith("recorder"))
     recorder.kill()
     recorder.start().wait_ready()
@@ -87,6 +92,12 @@ def test_feedback_of_both_ways_counts_and_that_of_others_does_not(served: Served
         mine.feedback(asked, thumb="up", given_by="person-8")
     eventually(lambda: len(rows()) == 4, what="the row of after")
     assert rows()[:3] == wanted
+    query = (
+        "SELECT tenant, request_id, origin, input->>'prompt', output->'text' IS NOT NULL, correction FROM label_items"
+    )
+    eventually(lambda: tables.rows(query), what="the item to be labelled")
+    prompt = served.question()["input"]["prompt"]
+    assert tables.rows(query) == [(tenant, asked, "feedback", prompt, True, "better")]
 
 
 def test_invalid_feedback_is_refused_in_the_audit_and_nothing_stops(served: Served, broker: str) -> None:

@@ -124,7 +124,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         tables={
             "results": "SELECT, INSERT, UPDATE",
             "usage": "SELECT (work_topic, work_partition, work_offset, log_topic, log_partition, log_offset, "
-            "events_seen, tenant, request_id), INSERT, UPDATE (events_seen)",
+            "events_seen, tenant, request_id, occurred_at_ms), INSERT, UPDATE (events_seen)",
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
             # What answered is added; what an erasure of its conversation covers is deleted.

@@ -5,7 +5,7 @@ read from the log, which Postgres does not have.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import psycopg
@@ -28,10 +28,12 @@ APPLICATION_NAME = "fairlane-label-collector"
 LOW_RATING = 0.5
 """An output with a rating below this is queued."""
 WINDOW_MS = 86_400_000
-"""What was rated or answered before this long ago is not queued any more."""
+"""What was rated, or answered, longer ago is not queued any more."""
 MOST_INPUT_CHARS = 524_288
 """Of the JSON of one item's input; larger ones are not queued."""
 
+_OVERLAP_MS = 600_000
+"""A look sees results from so long before the last one: they are recorded a little later than they are from."""
 _MOST_AT_ONCE = 200
 _MOST_REMEMBERED = 10_000
 _INTERVAL_S = 30.0
@@ -39,7 +41,7 @@ _CALL_TIMEOUT_S = 10.0
 _STOP_TIMEOUT_S = 15.0
 _SHARES = 65_536
 
-_HITS = [GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED]
+_HITS = [hit.value for hit in (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)]
 
 _WITHDRAWN = """
 DELETE FROM label_items WHERE NOT EXISTS (
@@ -48,17 +50,16 @@ DELETE FROM label_items WHERE NOT EXISTS (
 """
 _OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
-# with the place of the work item that was answered.
+# with the place of the last work item; in any order, so that none keeps others out.
 _CANDIDATES = """
 WITH allowed AS (
-    SELECT tenant FROM tenants WHERE evaluation = %(allowed)s
+    SELECT tenant FROM tenants WHERE evaluation = %(allowed)s AND tenant <> ALL(%(full)s)
 ), found AS (
     SELECT tenant, request_id, 'feedback' AS origin FROM feedback JOIN allowed USING (tenant)
-    WHERE model IS NOT NULL AND recorded_at > now() - make_interval(secs => %(window_s)s)
-        AND (rating < %(low)s OR tags ? %(flagged)s)
+    WHERE given_at_ms + 0 > %(given_since_ms)s AND model IS NOT NULL AND (rating < %(low)s OR tags ? %(flagged)s)
     UNION ALL
     SELECT tenant, request_id, 'guardrail' FROM results JOIN allowed USING (tenant)
-    WHERE replied_at_ms + 0 > %(since_ms)s AND model_version IS NOT NULL AND guardrails <> '[]' AND EXISTS (
+    WHERE replied_at_ms + 0 > %(replied_since_ms)s AND model_version IS NOT NULL AND guardrails <> '[]' AND EXISTS (
         SELECT FROM jsonb_array_elements(guardrails) AS verdict WHERE verdict ->> 'verdict' = ANY(%(hits)s)
     )
 ), sampled AS (
@@ -66,15 +67,18 @@ WITH allowed AS (
     WHERE get_byte(sha256(convert_to(request_id, 'UTF8')), 0) * 256
         + get_byte(sha256(convert_to(request_id, 'UTF8')), 1) < %(share)s
     ORDER BY tenant, request_id, origin
+), worked AS (
+    SELECT DISTINCT ON (sampled.tenant, sampled.request_id) sampled.tenant, sampled.request_id, sampled.origin,
+        usage.work_topic, usage.work_partition, usage.work_offset
+    FROM sampled JOIN usage ON usage.request_id = sampled.request_id AND usage.tenant = sampled.tenant
+    WHERE NOT EXISTS (
+        SELECT FROM label_items AS item WHERE item.tenant = sampled.tenant AND item.request_id = sampled.request_id
+    ) AND (sampled.tenant, sampled.request_id) NOT IN (
+        SELECT * FROM unnest(%(passed_tenants)s::text[], %(passed)s::text[])
+    )
+    ORDER BY sampled.tenant, sampled.request_id, usage.occurred_at_ms DESC
 )
-SELECT DISTINCT ON (sampled.tenant, sampled.request_id) sampled.tenant, sampled.request_id, sampled.origin,
-    usage.work_topic, usage.work_partition, usage.work_offset
-FROM sampled JOIN usage ON usage.request_id = sampled.request_id AND usage.tenant = sampled.tenant
-WHERE NOT EXISTS (
-    SELECT FROM label_items AS item WHERE item.tenant = sampled.tenant AND item.request_id = sampled.request_id
-) AND (sampled.tenant, sampled.request_id) NOT IN (SELECT * FROM unnest(%(passed_tenants)s::text[], %(passed)s::text[]))
-ORDER BY sampled.tenant, sampled.request_id, usage.work_offset DESC
-LIMIT %(most)s
+SELECT * FROM worked ORDER BY random() LIMIT %(most)s
 """
 _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 # The result is locked until the item is committed: an erasure deletes it first, and then the item.
@@ -139,6 +143,8 @@ class LabelCollector:
         self._share = round(settings.labels_sample_rate * _SHARES)
         self._on_failure = on_failure
         self._wall_clock = wall_clock
+        self._looked_at_ms = 0
+        """When the last look began that saw everything."""
         self._passed: dict[tuple[str, str], None] = {}
         """What cannot be queued, the oldest first: its work is not in the log, or too large."""
         self._stopping = threading.Event()
@@ -154,11 +160,15 @@ class LabelCollector:
 
     def look(self) -> None:
         """Remove what is not allowed any more, and queue what is new, once."""
+        began_ms = self._wall_clock()
         try:
-            for one in self._found():
+            found, are_all = self._found(began_ms)
+            for one in found:
                 if self._stopping.is_set():
                     return
                 self._queue(one)
+            if are_all:
+                self._looked_at_ms = began_ms
         except psycopg.Error as error:
             log.warning("labels_not_queued", reason=reason(error))
         except WorkItemLogError as error:
@@ -175,25 +185,28 @@ class LabelCollector:
             self._works.close()
             self._kept.close()
 
-    def _found(self) -> Sequence[LabelSource]:
+    def _found(self, at_ms: int) -> tuple[list[LabelSource], bool]:
+        """Some of what is to be queued, and whether there was no more."""
         with self._kept.transaction(ALL_TENANTS) as connection:
             connection.execute(_WITHDRAWN, (EvaluationConsent.ALLOWED.value,))
             queued = {tenant: int(count) for tenant, count in connection.execute(_OPEN)}
             asked = {
                 "allowed": EvaluationConsent.ALLOWED.value,
-                "window_s": WINDOW_MS // 1_000,
-                "since_ms": self._wall_clock() - WINDOW_MS,
+                "full": [tenant for tenant, count in queued.items() if count >= self._most_open],
+                "given_since_ms": at_ms - WINDOW_MS,
+                # All results of a day are many; feedback is little, and may get its model late.
+                "replied_since_ms": max(at_ms - WINDOW_MS, self._looked_at_ms - _OVERLAP_MS),
                 "low": LOW_RATING,
                 "flagged": FLAGGED,
-                "hits": [hit.value for hit in _HITS],
+                "hits": _HITS,
                 "share": self._share,
                 "passed_tenants": [tenant for tenant, _ in self._passed],
                 "passed": [request_id for _, request_id in self._passed],
                 "most": _MOST_AT_ONCE,
             }
             rows = connection.execute(_CANDIDATES, asked).fetchall()
-        found = (LabelSource(tenant, one, origin, SourceCoordinate(*work)) for tenant, one, origin, *work in rows)
-        return within_bound(found, queued, self._most_open)
+        found = [LabelSource(tenant, one, origin, SourceCoordinate(*work)) for tenant, one, origin, *work in rows]
+        return within_bound(found, queued, self._most_open), len(found) < _MOST_AT_ONCE
 
     def _queue(self, one: LabelSource) -> None:
         item = self._works.read(one.work)

@@ -1,4 +1,4 @@
-"""CloudEvents 1.0 headers, Kafka binary mode, for requests, cancellations and replies. Pure.
+"""CloudEvents 1.0 headers, Kafka binary mode, for requests, cancellations, feedback and replies. Pure.
 
 https://github.com/cloudevents/spec/blob/v1.0.2/cloudevents/bindings/kafka-protocol-binding.md. `ce_time` is omitted:
 the record's timestamp is the time of the event; the broker sets that of a request.
@@ -12,6 +12,7 @@ EventHeaders = tuple[tuple[str, bytes], ...]
 
 REQUEST = (headers.CE_TYPE, b"fairlane.InferenceRequest")
 CANCEL = (headers.CE_TYPE, b"fairlane.CancelRequest")
+FEEDBACK = (headers.CE_TYPE, b"fairlane.Feedback")
 REPLY = (headers.CE_TYPE, b"fairlane.InferenceReply")
 
 _EVERYWHERE = ((headers.CE_SPEC_VERSION, b"1.0"), (headers.CONTENT_TYPE, b"application/avro"))
@@ -25,6 +26,12 @@ def of_request(tenant: str, request_id: str) -> EventHeaders:
 def of_cancellation(tenant: str, request_id: str) -> EventHeaders:
     """Headers of a cancellation request."""
     return ((headers.CE_ID, f"{request_id}/cancel".encode()), _source(tenant), CANCEL, *_EVERYWHERE)
+
+
+def of_feedback(tenant: str, request_id: str, event_id: str) -> EventHeaders:
+    """Headers of feedback. ``event_id`` tells one record about a request from another."""
+    event = (headers.CE_ID, f"{request_id}/feedback/{event_id}".encode())
+    return (event, _source(tenant), FEEDBACK, *_EVERYWHERE)
 
 
 def of_reply(reply: InferenceReply) -> EventHeaders:

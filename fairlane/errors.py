@@ -99,7 +99,7 @@ class Timeout(FairlaneError, TimeoutError):  # noqa: N818 - the built-in Timeout
 
 
 class PublishFailed(FairlaneError):  # noqa: N818 - reads as what happened
-    """A request or a cancellation was not published.
+    """A request, a cancellation or feedback was not published.
 
     Attributes:
         request_id: of the request.
@@ -107,7 +107,7 @@ class PublishFailed(FairlaneError):  # noqa: N818 - reads as what happened
         reason: the error of the broker or the producer.
         uncertain: the broker did not answer, so the record may be in the log nonetheless. Publish the request again
             under the same id: it is run once.
-        what: "request", or "cancellation of request"; in that case the request itself is in flight.
+        what: "request", "cancellation of request" (then the request itself is in flight), or "feedback on request".
     """
 
     def __init__(

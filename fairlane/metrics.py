@@ -180,6 +180,15 @@ STALE_SETTLEMENTS = Counter(
     "fairlane_stale_settlements_total", "Finished work dropped because its partition was reassigned"
 )
 
+SATISFACTION_RATIO = Gauge(
+    "fairlane_satisfaction_ratio",
+    "Mean rating of the requests that were rated in the last 24 hours, from 0 to 1",
+    ["model", "version", "arm"],
+)
+RATED_REQUESTS = Gauge(
+    "fairlane_rated_requests", "Requests that were rated in the last 24 hours", ["model", "version", "arm"]
+)
+LABELS_QUEUED = Counter("fairlane_labels_queued_total", "Outputs queued for labelling", ["origin"])
 UNREADABLE_RECORDS = Counter(
     "fairlane_unreadable_records_total",
     "Offsets and records that a reader skipped because it cannot read their bytes; its log names their position",

@@ -65,6 +65,7 @@ CONTROL_DISPATCH = topic_name("control.dispatch")
 CONTROL_CANCELLATIONS = topic_name("control.cancellations")
 LEDGER_USAGE = topic_name("ledger.usage")
 LEDGER_AUDIT = topic_name("ledger.audit")
+LEDGER_FEEDBACK = topic_name("ledger.feedback")
 GATEWAY_REPLIES = topic_name("gateway.replies")
 JOBS_REPLIES = topic_name("jobs.replies")
 SHARED_REPLIES = frozenset({GATEWAY_REPLIES, JOBS_REPLIES})
@@ -76,7 +77,7 @@ RECORDED_TOPICS = tuple(
     for pattern in (
         r"replies\..*",
         r"(gateway|jobs)\.replies$",
-        r"ledger\.(usage|audit)$",
+        r"ledger\.(usage|audit|feedback)$",
         r"control\.(tenants|models)$",
     )
 )

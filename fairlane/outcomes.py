@@ -158,6 +158,20 @@ class BudgetScope(StrEnum):
     EACH_USER = "each_user"
 
 
+class Thumb(StrEnum):
+    """A verdict on an output without degrees."""
+
+    UP = "up"
+    DOWN = "down"
+
+
+class EvaluationConsent(StrEnum):
+    """Whether a tenant's requests and outputs may be used to judge and train models."""
+
+    ALLOWED = "allowed"
+    DENIED = "denied"
+
+
 class CacheMode(StrEnum):
     """Which earlier answers may be reused: none, those to an equal request, or those to one with the same meaning."""
 

@@ -35,7 +35,17 @@ MAX_REQUESTED_BY_CHARS = 260
 MAX_STOP_STRINGS = 8
 MAX_METADATA_BYTES = 8_192
 
-_RECORD_BYTES: Mapping[str, int] = {"InferenceRequest": MAX_REQUEST_BYTES, "CancelRequest": MAX_REQUEST_BYTES}
+MAX_FEEDBACK_BYTES = 256 * 1024
+"""Largest record of feedback; more than its texts can take."""
+MAX_CORRECTION_CHARS = 32_768
+MAX_COMMENT_CHARS = 4_096
+MAX_TAGS = 16
+
+_RECORD_BYTES: Mapping[str, int] = {
+    "InferenceRequest": MAX_REQUEST_BYTES,
+    "CancelRequest": MAX_REQUEST_BYTES,
+    "Feedback": MAX_FEEDBACK_BYTES,
+}
 
 _ITEMS: Mapping[tuple[str, str], int] = {
     ("RequestInput", "messages"): MOST_INPUT_ITEMS,
@@ -44,6 +54,7 @@ _ITEMS: Mapping[tuple[str, str], int] = {
     ("Parameters", "stop"): MAX_STOP_STRINGS,
     # The byte limit bounds the count: all entries but one have a key of at least one byte.
     ("InferenceRequest", "metadata"): MAX_METADATA_BYTES,
+    ("Feedback", "tags"): MAX_TAGS,
 }
 
 MAX_OTHER_ITEMS = 262_144

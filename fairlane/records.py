@@ -105,6 +105,24 @@ class CancelRequest:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class Feedback:
+    """What a tenant says of the output of one of its requests, on the topic of the request. The topic determines the
+    tenant; ``tenant`` may only agree with it. ``thumb`` is up or down, ``score`` is from 0 to 1; there is at most one
+    of them. ``correction`` is the text, or the label, that the output should have been. ``given_by`` is an opaque name:
+    of two records of the same giver about a request the later counts. ``given_at_ms`` is set by the dispatcher."""
+
+    request_id: str
+    tenant: str | None = None
+    thumb: str | None = None
+    score: float | None = None
+    correction: str | None = None
+    tags: tuple[str, ...] = ()
+    comment: str | None = None
+    given_by: str | None = None
+    given_at_ms: int = 0
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class SourceCoordinate:
     """Position of a record in the log."""
 
@@ -563,7 +581,8 @@ class TenantSpec:
     """A tenant as all processes see it. None means no limit of its own; an empty ``models`` means all.
     ``max_prompt_tokens`` and ``max_completion_tokens`` bound a single request. ``cache`` applies to requests that set
     none. A class that is not in ``latency_targets`` has the deployment's target. Without ``guardrails`` nothing is
-    checked. ``managed_by`` is ``file`` for a tenant of the tenants file and ``api`` for one of the admin API."""
+    checked. ``managed_by`` is ``file`` for a tenant of the tenants file and ``api`` for one of the admin API.
+    ``evaluation`` says whether its requests and outputs may be used to judge and train models: allowed or denied."""
 
     tenant: str
     weight: float = 1.0
@@ -586,6 +605,7 @@ class TenantSpec:
     budgets: tuple[Budget, ...] = ()
     guardrails: GuardrailPolicy | None = None
     managed_by: str = "file"
+    evaluation: str = "denied"
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -722,6 +742,7 @@ type_by_name: dict[str, type] = {
         TenantSpec,
         ModelVersion,
         CancelRequest,
+        Feedback,
         Cancellation,
         ModelPrices,
         ModelRoute,

@@ -291,6 +291,14 @@ class Settings(KafkaSettings):
     """How long audit records (decisions and their reasons) are kept in Postgres."""
     conversation_ttl_s: int = Field(2_592_000, ge=1)
     """How long the turns of a conversation are kept."""
+    feedback_ttl_s: int = Field(7_776_000, ge=3_600)
+    """How long feedback is kept in Postgres."""
+    labels_ttl_s: int = Field(7_776_000, ge=3_600)
+    """How long items of the labelling queue are kept, with their labels."""
+    labels_max_open: int = Field(1_000, ge=0)
+    """Most open items of a tenant in the labelling queue; 0 queues none."""
+    labels_sample_rate: float = Field(1.0, ge=0, le=1)
+    """Part of the outputs with bad feedback or a guardrail hit that is queued for labelling."""
     admin_host: str = "127.0.0.1"
     """Address that the admin API listens on. Beyond this machine, put a TLS proxy that only administrators reach before
     it."""

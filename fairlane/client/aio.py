@@ -12,11 +12,13 @@ from fairlane.client.base import BaseClient, BaseReplyStream, ReplyOptions, Serv
 from fairlane.client.conversation import AsyncConversation
 from fairlane.client.group_member import GroupMember, UndecodableReply
 from fairlane.client.handle import AsyncHandle, from_any_thread, waker
+from fairlane.client.publisher import CONFIRM_TIMEOUT_S
 from fairlane.client.reply_service import AsyncOnDeadLetter, AsyncReplyHandler, AsyncReplyService
 from fairlane.client.requests import RequestFields, build_request, streamed
 from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.text_stream import AsyncTextStream
 from fairlane.errors import FairlaneError
+from fairlane.feedback import FeedbackFields, build_feedback
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.settings import KafkaSettings
 
@@ -162,6 +164,22 @@ class AsyncClient(BaseClient):
             for _, handle in open_rows.values():
                 with suppress(FairlaneError):
                     handle.cancel()
+
+    async def feedback(self, request_id: str, **fields: Unpack[FeedbackFields]) -> None:
+        """Say how good the output of a request was; returns when that is in the log. See :meth:`Client.feedback`.
+
+        .. code-block:: python
+
+            await client.feedback(reply.request_id, score=0.25, tags=["wrong-fact"])
+        """
+        given = build_feedback(request_id, **fields)
+        await self.start()
+        publisher = self._core.publisher
+        try:
+            async with asyncio.timeout(CONFIRM_TIMEOUT_S):
+                await asyncio.wrap_future(publisher.publish_feedback(given))
+        except TimeoutError:
+            raise publisher.not_confirmed(request_id) from None
 
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "AsyncReplyStream":
         """Read a reply topic as a member of a group; see :meth:`Client.replies`.

@@ -174,8 +174,13 @@ class ClientCore:
 
     def publish(self, encoded: EncodedRequest, retries: RetryPolicy | None, handle_type: type[HandleT]) -> HandleT:
         """Hand a request to the producer; ``retries`` instead of the client's own. Only after ``start``."""
+        return self.publisher.publish(encoded, self.retries if retries is None else retries, handle_type)
+
+    @property
+    def publisher(self) -> RequestPublisher:
+        """Only after ``start``."""
         assert self._publisher is not None  # noqa: S101 - a mistake in this package, not of a caller
-        return self._publisher.publish(encoded, self.retries if retries is None else retries, handle_type)
+        return self._publisher
 
     def start_chunks(self) -> None:
         """Read chunks, too; a chunk that is written after this returns is seen. The first call may take seconds.

@@ -3,9 +3,11 @@
 import heapq
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
+from uuid import uuid4
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -21,8 +23,12 @@ from fairlane.errors import AnsweredElsewhere, Backpressure, FairlaneError, Publ
 from fairlane.frozen import frozen_dataclass
 from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS
 from fairlane.names import requests_topic
-from fairlane.records import CancelRequest, InferenceReply, InferenceRequest, SourceCoordinate
+from fairlane.records import CancelRequest, Feedback, InferenceReply, InferenceRequest, SourceCoordinate
 from fairlane.trace_context import TraceHeaders, current_trace
+
+_FEEDBACK = "feedback on request"
+CONFIRM_TIMEOUT_S = 60.0
+"""Above the delivery timeout of the producer: what is not reported by then never is."""
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -338,6 +344,44 @@ class RequestPublisher:
             ending = self._handles.give_up(handle)
         if ending is not None:
             self.end(handle, ending)
+
+    def publish_feedback(self, feedback: Feedback) -> "Future[None]":
+        """Hand feedback to the producer. The future ends when it is acknowledged, or raises PublishFailed.
+
+        Raises:
+            PublishFailed: the producer refused it at once.
+            Backpressure: the producer's own queue is full.
+            ClientClosed, Unavailable: the client ended.
+        """
+        self._handles.raise_if_ended()
+        request_id, acknowledged = feedback.request_id, Future[None]()
+
+        def report(error: KafkaError | None, _message: Message) -> None:
+            # Runs inside the producer's poll or flush. A future that its caller gave up takes no result.
+            if not acknowledged.set_running_or_notify_cancel():
+                return
+            if error is None:
+                acknowledged.set_result(None)
+                return
+            uncertain = error.code() in UNCERTAIN_DELIVERY_ERRORS
+            acknowledged.set_exception(
+                PublishFailed(request_id, self._topic, error.str(), uncertain=uncertain, what=_FEEDBACK)
+            )
+
+        headers = [*cloud_events.of_feedback(self._tenant, request_id, str(uuid4())), *current_trace()]
+        try:
+            value = self._codec.encode(feedback)
+            self._producer.produce(self._topic, value, request_id.encode(), headers=headers, on_delivery=report)
+        except BufferError:
+            raise Backpressure("the producer's queue is full") from None
+        except KafkaException as error:
+            raise PublishFailed(request_id, self._topic, reason_of(error), what=_FEEDBACK) from error
+        return acknowledged
+
+    def not_confirmed(self, request_id: str) -> PublishFailed:
+        """The error for feedback of which nothing was reported in time."""
+        reason = f"no report within {CONFIRM_TIMEOUT_S:g} s"
+        return PublishFailed(request_id, self._topic, reason, uncertain=True, what=_FEEDBACK)
 
     def work(self, timeout_s: float) -> None:
         """Serve delivery reports for up to ``timeout_s``, and publish again what is due."""

@@ -10,11 +10,13 @@ from fairlane.client.base import BaseClient, BaseReplyStream, ReplyOptions, Serv
 from fairlane.client.conversation import Conversation
 from fairlane.client.group_member import GroupMember
 from fairlane.client.handle import Handle
+from fairlane.client.publisher import CONFIRM_TIMEOUT_S
 from fairlane.client.reply_service import OnDeadLetter, ReplyHandler, ReplyService
 from fairlane.client.requests import RequestFields, build_request, streamed
 from fairlane.client.retry_policies import RetryPolicy
 from fairlane.client.text_stream import TextStream
 from fairlane.closing import Closing
+from fairlane.feedback import FeedbackFields, build_feedback
 from fairlane.records import InferenceReply, InferenceRequest
 from fairlane.settings import KafkaSettings
 
@@ -197,6 +199,31 @@ class Client(BaseClient, Closing):
             # No lock may be taken here: the garbage collector may close a dropped generator while any lock is held.
             for _, handle in open_rows.values():
                 self._core.unwanted.put(handle)
+
+    def feedback(self, request_id: str, **fields: Unpack[FeedbackFields]) -> None:
+        """Say how good the output of a request was, or what it should have been; returns when that is in the log.
+
+        The latest of each ``given_by`` about a request counts, and the same again changes nothing. Feedback about a
+        request of another tenant has no effect.
+
+        >>> client.feedback(handle.request_id, thumb="down", correction="The capital of Australia is Canberra.")
+
+        Args:
+            request_id: a request of this tenant, from any of its clients.
+            fields: :class:`FeedbackFields`.
+
+        Raises:
+            ValueError: a field is invalid; the message begins with its name. Nothing was sent.
+            PublishFailed: the log did not take it.
+            Backpressure, Unavailable, ClientClosed: as ``submit``.
+        """
+        given = build_feedback(request_id, **fields)
+        self._core.start()
+        publisher = self._core.publisher
+        try:
+            publisher.publish_feedback(given).result(CONFIRM_TIMEOUT_S)
+        except TimeoutError:
+            raise publisher.not_confirmed(request_id) from None
 
     def replies(self, group_id: str, **options: Unpack[ReplyOptions]) -> "ReplyStream":
         """Read a reply topic as a member of a group: for services that answer elsewhere than where they asked.

@@ -14,6 +14,7 @@ class Permission(StrEnum):
 
     REQUESTS_SEND = "requests:send"
     REQUESTS_READ = "requests:read"
+    FEEDBACK_GIVE = "feedback:give"
     USAGE_READ = "usage:read"
     MODELS_READ = "models:read"
     FILES_READ = "files:read"
@@ -45,6 +46,7 @@ class Permission(StrEnum):
 MEANINGS: Mapping[Permission, str] = {
     Permission.REQUESTS_SEND: "send requests, cancel them",
     Permission.REQUESTS_READ: "read requests, results, events and history",
+    Permission.FEEDBACK_GIVE: "rate, correct and flag outputs",
     Permission.USAGE_READ: "read usage, costs and budgets",
     Permission.MODELS_READ: "list the models that the tenant may use",
     Permission.FILES_READ: "list and download files",
@@ -75,7 +77,8 @@ MEANINGS: Mapping[Permission, str] = {
 EVERYTHING = frozenset(Permission)
 OF_TENANTS = frozenset(
     {
-        *(Permission.REQUESTS_SEND, Permission.REQUESTS_READ, Permission.USAGE_READ, Permission.MODELS_READ),
+        *(Permission.REQUESTS_SEND, Permission.REQUESTS_READ, Permission.FEEDBACK_GIVE),
+        *(Permission.USAGE_READ, Permission.MODELS_READ),
         *(Permission.FILES_READ, Permission.FILES_WRITE, Permission.BATCHES_READ, Permission.BATCHES_WRITE),
         *(Permission.DOCUMENTS_READ, Permission.DOCUMENTS_WRITE),
         *(Permission.CONVERSATIONS_READ, Permission.CONVERSATIONS_ERASE),
@@ -89,7 +92,7 @@ GRANTABLE = frozenset({Permission.DEAD_LETTERS_PAYLOAD})
 """Permissions that an identity of the deployment may have besides those of its role."""
 
 _READS = OF_TENANTS - {
-    *(Permission.REQUESTS_SEND, Permission.FILES_WRITE, Permission.BATCHES_WRITE),
+    *(Permission.REQUESTS_SEND, Permission.FEEDBACK_GIVE, Permission.FILES_WRITE, Permission.BATCHES_WRITE),
     *(Permission.DOCUMENTS_WRITE, Permission.CONVERSATIONS_ERASE),
 }
 _WATCHES = frozenset(
@@ -116,7 +119,7 @@ DEPLOYMENT_ROLES: Mapping[Role, frozenset[Permission]] = {
 """Permissions of an identity that belongs to the deployment. It has none for requests of any tenant."""
 
 SCOPES: Mapping[Scope, frozenset[Permission]] = {
-    Scope.INFERENCE: frozenset({Permission.REQUESTS_SEND}),
+    Scope.INFERENCE: frozenset({Permission.REQUESTS_SEND, Permission.FEEDBACK_GIVE}),
     Scope.RESULTS: frozenset(
         {
             *(Permission.REQUESTS_READ, Permission.USAGE_READ),

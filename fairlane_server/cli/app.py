@@ -19,7 +19,9 @@ from fairlane_server.cli import (
     db,
     dlq,
     explain,
+    feedback,
     keys,
+    labels,
     models,
     prices,
     rollouts,
@@ -56,6 +58,8 @@ app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
+app.add_typer(feedback.app, name="feedback")
+app.add_typer(labels.app, name="labels")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")

@@ -11,7 +11,15 @@ from typing import Any
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, PostProcessing
 from fairlane.money import nanos_text
 from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
-from fairlane.outcomes import BudgetPeriod, CacheMode, Degradation, GuardrailAction, GuardrailFailure, Priority
+from fairlane.outcomes import (
+    BudgetPeriod,
+    CacheMode,
+    Degradation,
+    EvaluationConsent,
+    GuardrailAction,
+    GuardrailFailure,
+    Priority,
+)
 from fairlane.records import Budget, LatencyTarget, TenantGroup, TenantSpec
 from fairlane_server.budgets.budgets import amounts_of, check_budget, check_budgets
 from fairlane_server.costs.price_book import CURRENCY, LARGEST_PRICE
@@ -293,6 +301,7 @@ _TENANT: dict[str, Reader] = {
     "max_prompt_tokens": _whole,
     "max_completion_tokens": _whole,
     "cache": partial(YamlNode.choice, kind="cache", known=tuple(CacheMode)),
+    "evaluation": partial(YamlNode.choice, kind="evaluation", known=tuple(EvaluationConsent)),
     "budgets": _budgets,
     "guardrails": _guardrails,
 }

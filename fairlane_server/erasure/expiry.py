@@ -13,7 +13,7 @@ CLEANUP_MS = 6 * 60_000
 minute later."""
 RUN_MS = 3_600_000
 """A run that began before its request's deadline has ended, and its answer is written."""
-_TEXTS = frozenset({"InferenceRequest", "WorkItem", "InferenceReply", "ReplyChunk"})
+_TEXTS = frozenset({"InferenceRequest", "WorkItem", "InferenceReply", "ReplyChunk", "Feedback"})
 _REQUESTS, _WORK = ("requests", "backfill"), ("priority", "returned")
 _DEAD_LETTERS = ("dead-letter-requests", "dead-letter-work")
 _REPLIES = ("replies", "service-replies", "gateway-replies", "jobs-replies")

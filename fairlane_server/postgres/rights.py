@@ -124,9 +124,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         tables={
             "results": "SELECT, INSERT, UPDATE",
             "usage": "SELECT (work_topic, work_partition, work_offset, log_topic, log_partition, log_offset, "
-            "events_seen), INSERT, UPDATE (events_seen)",
+            "events_seen, tenant, request_id, occurred_at_ms), INSERT, UPDATE (events_seen)",
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
+            # What answered is added; what an erasure of its conversation covers is deleted.
+            "feedback": "SELECT, INSERT, UPDATE, DELETE",
+            # Items are made of results, and go with the consent of their tenant.
+            "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -140,7 +144,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         },
         functions=("remove_old_rows(text, bigint, integer)",),
         all_tenants=frozenset(
-            {"results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"}
+            {
+                *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
+                *("feedback", "label_items"),
+            }
         ),
     ),
     # Answers callers of every tenant, one at a time; it finds a key by its id, and lists none.
@@ -214,6 +221,12 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
             "model_routes": "SELECT",
+            # Ratings of all tenants, by what answered; no text.
+            "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
+            # `fairlane labels`, for one tenant at a time.
+            "tenants": "SELECT (tenant, evaluation)",
+            "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
+            "labels": "SELECT, INSERT",
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
             # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.
@@ -230,7 +243,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         ),
         sequences=_NUMBERS,
         all_tenants=frozenset(
-            {"results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs", "admin_events"}
+            {
+                *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
+                *("admin_events", "feedback"),
+            }
         ),
     ),
     # The admin API: keys without their hashes, users, barred tenants, and an audit to which it can only add. Of what is

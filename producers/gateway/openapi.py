@@ -22,6 +22,7 @@ from producers.gateway.native.response_bodies import (
     CostAnswer,
     EndedAnswer,
     ErrorAnswer,
+    FeedbackAnswer,
     HistoryAnswer,
     ResponseBody,
     StatusAnswer,
@@ -109,6 +110,7 @@ def errors(statuses: Sequence[int], own: ErrorDocs, *, is_native: bool = False) 
 READING = errors((*READ_STATUSES, 400), _NATIVE, is_native=True)
 SENDING = errors((*SEND_STATUSES, 499, 500, 504), _NATIVE, is_native=True)
 """A waiting call also gets the status that its final reply maps to."""
+TAKING_FEEDBACK = errors((*READ_STATUSES, 400, 413), _NATIVE, is_native=True)
 
 
 def taking(
@@ -188,6 +190,7 @@ REPLY = InferenceReply(
 
 _ENDED = RecordedReply(REPLY, _AT_MS + 243)
 ACCEPTED = accepted_answer(EXAMPLE_ID)
+FEEDBACK = FeedbackAnswer(request_id=EXAMPLE_ID)
 RESULT = result_answer(_ENDED)
 HISTORY = HistoryAnswer(data=(EndedAnswer.model_validate(ended_fields(_ENDED)),), has_more=False)
 RANKING = rank_answer(replace(REPLY, model=EMBEDDER, output=Output(scores=(0.83, 0.12))), None)

@@ -10,6 +10,9 @@ from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from fairlane_server.processes.start import begin_service
+from stream_processors.recorder.feedback_watch import FeedbackWatch
+from stream_processors.recorder.label_collector import LabelCollector
+from stream_processors.recorder.label_sources import WorkItemLog
 from stream_processors.recorder.recorder import CONDITIONS, Recorder
 from stream_processors.recorder.retention import OldRows, Removal, rules_of
 from stream_processors.recorder.source import LogConsumer
@@ -38,10 +41,13 @@ def main() -> int:
     failures: list[BaseException] = []
     removal = Removal(OldRows(dsn), rules, failures.append)
     spending = SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append)
+    feedback = FeedbackWatch(dsn, failures.append)
+    codec = codec_for(settings)
+    labels = LabelCollector(settings, WorkItemLog(settings, codec), failures.append)
     recorder = Recorder(
         LogConsumer(settings),
         RecorderStore(dsn),
-        codec_for(settings),
+        codec,
         readiness,
         batch_records=settings.recorder_batch_records,
         retention=rules,
@@ -49,6 +55,8 @@ def main() -> int:
     log.info("recorder_started", database=database)
     removal.start()
     spending.start()
+    feedback.start()
+    labels.start()
     collect_less_often()
     try:
         recorder.run(lambda: stop.stopping or bool(failures))
@@ -58,6 +66,8 @@ def main() -> int:
     finally:
         removal.stop()
         spending.stop()
+        feedback.stop()
+        labels.stop()
         health.stop()
     if failures:
         log.error("recorder_failed", reason=str(failures[0]), kind=type(failures[0]).__name__)

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import RESULTS, TURNS, Table
+from stream_processors.recorder.tables import FEEDBACK, RESULTS, TURNS, Table
 
 CONVERSATION, REQUEST = "conversation", "request"
 
@@ -27,7 +27,8 @@ class Subject:
 def subjects(projection: Projection) -> list[Subject]:
     """All that the rows with texts are about, each once."""
     found = {Subject(tenant, CONVERSATION, name) for (tenant, _), name in projection.conversations.items()}
-    found |= {Subject(tenant, REQUEST, request_id) for tenant, request_id in _requests(projection)}
+    for table in (RESULTS, FEEDBACK):
+        found |= {Subject(tenant, REQUEST, request_id) for tenant, request_id in requests_of(projection, table)}
     found |= {Subject(tenant, REQUEST, first_id) for (tenant, _), first_id in projection.replays.items()}
     return sorted(found)
 
@@ -50,7 +51,7 @@ def erased_with_conversation(projection: Projection, erased: Mapping[Subject, in
 
 
 def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
-    """Take out the results and turns of what was erased. Returns how many.
+    """Take out the results, turns and feedback of what was erased. Returns how many.
 
     Args:
         projection: rows of a batch.
@@ -60,7 +61,7 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
     if not erased:
         return 0
     dropped = 0
-    for table in (RESULTS, TURNS):
+    for table in (RESULTS, TURNS, FEEDBACK):
         if (layers := projection.layers.get(table.name)) is None:
             continue
         place_of, kept = _place_of(table), []
@@ -73,9 +74,11 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
 
 
 def _place_of(table: Table) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Tenant, request, and the times of submission and reply of a row."""
+    """Tenant, request, and the times of submission and reply of a row; of feedback, twice the time when it was given:
+    of a conversation, it is known by its request alone."""
     columns = list(table.columns)
-    return itemgetter(*map(columns.index, ("tenant", "request_id", "submitted_at_ms", "replied_at_ms")))
+    times = ("given_at_ms", "given_at_ms") if table is FEEDBACK else ("submitted_at_ms", "replied_at_ms")
+    return itemgetter(*map(columns.index, ("tenant", "request_id", *times)))
 
 
 def _is_erased(
@@ -102,9 +105,9 @@ def _is_erased(
     return at_ms < before_ms
 
 
-def _requests(projection: Projection) -> Iterable[tuple[str, str]]:
-    columns = list(RESULTS.columns)
-    tenant, request_id = columns.index("tenant"), columns.index("request_id")
-    for layer in projection.layers.get(RESULTS.name, ()):
-        for row in layer:
-            yield row[tenant], row[request_id]
+def requests_of(projection: Projection, table: Table) -> Iterable[tuple[str, str]]:
+    """Tenant and request of each row of a table that has both."""
+    columns = list(table.columns)
+    place_of = itemgetter(columns.index("tenant"), columns.index("request_id"))
+    for layer in projection.layers.get(table.name, ()):
+        yield from map(place_of, layer)

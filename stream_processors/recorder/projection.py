@@ -5,12 +5,21 @@ from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
+from fairlane.feedback import rating_of
 from fairlane.frozen import frozen_dataclass
-from fairlane.names import CONTROL_MODELS, CONTROL_TENANTS, LEDGER_AUDIT, LEDGER_USAGE, is_replies
+from fairlane.names import (
+    CONTROL_MODELS,
+    CONTROL_TENANTS,
+    LEDGER_AUDIT,
+    LEDGER_FEEDBACK,
+    LEDGER_USAGE,
+    is_replies,
+)
 from fairlane.outcomes import Outcome
 from fairlane.records import (
     AuditEvent,
     Cost,
+    Feedback,
     InferenceReply,
     Message,
     ModelRoute,
@@ -24,6 +33,7 @@ from fairlane_server.conversations.turns import turn_tokens
 from fairlane_server.text import without_nul
 from stream_processors.recorder.tables import (
     AUDIT_LOGS,
+    FEEDBACK,
     MODEL_ROUTES,
     MODEL_VERSIONS,
     RESULTS,
@@ -103,7 +113,7 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
                 events.setdefault(table.name, []).append(row)
         except DecodeError as error:
             projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
-    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS, MODEL_ROUTES):
+    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, MODEL_ROUTES):
         if rows := events.get(table.name):
             projection.layers[table.name] = _layers(table, rows)
     for name, rows_by_key in latest.items():
@@ -144,6 +154,8 @@ def _event(record: LogRecord, codec: Codec, projection: Projection) -> tuple[tup
         return ((USAGE, _usage(codec.decode_as(UsageEvent, record.value), record)),)
     if record.topic == LEDGER_AUDIT:
         return ((AUDIT_LOGS, _audit(codec.decode_as(AuditEvent, record.value), record)),)
+    if record.topic == LEDGER_FEEDBACK:
+        return ((FEEDBACK, _feedback(codec.decode_as(Feedback, record.value), record)),)
     if record.topic == CONTROL_MODELS:
         route = _route(record, codec)
         return () if route is None else ((MODEL_ROUTES, route),)
@@ -216,6 +228,18 @@ def _usage(event: UsageEvent, record: LogRecord) -> Row:
 def _audit(event: AuditEvent, record: LogRecord) -> Row:
     places = {**_place("source", event.source), **_place("log", record)}
     return _row(AUDIT_LOGS, {**_fields(event), **places, "inputs": json_text(event.inputs)})
+
+
+def _feedback(feedback: Feedback, record: LogRecord) -> Row:
+    values = {
+        **_fields(feedback),
+        **_place("log", record),
+        "given_by": feedback.given_by or "",
+        "rating": rating_of(feedback),
+        "tags": json_text(feedback.tags),
+        **dict.fromkeys(("model", "model_version", "arm")),
+    }
+    return _row(FEEDBACK, values)
 
 
 def _control(record: LogRecord, codec: Codec) -> Iterator[tuple[Table, str, Row | None]]:

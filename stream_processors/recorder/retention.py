@@ -19,7 +19,9 @@ from stream_processors.recorder.tables import (
     DAILY_SUMS,
     ERASED,
     ERASURES,
+    FEEDBACK,
     HOURLY_SUMS,
+    LABEL_ITEMS,
     RESULTS,
     TURNS,
     USAGE,
@@ -61,6 +63,8 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         Rule(TURNS, "replied_at_ms", settings.conversation_ttl_s),
         Rule(USAGE, "occurred_at_ms", settings.usage_ttl_s),
         Rule(AUDIT_LOGS, "occurred_at_ms", settings.audit_ttl_s),
+        Rule(FEEDBACK, "given_at_ms", settings.feedback_ttl_s),
+        Rule(LABEL_ITEMS, "queued_at_ms", settings.labels_ttl_s),
         *(Rule(table, "day", daily_s) for table in DAILY_SUMS),
         Rule(ERASURES, "requested_at_ms", settings.audit_ttl_s),
         # A tombstone names the end of its own time.

@@ -8,10 +8,11 @@ from typing import Any
 import psycopg
 
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
-from stream_processors.recorder.erased import Subject, drop_erased, erased_with_conversation, subjects
+from stream_processors.recorder.erased import Subject, drop_erased, erased_with_conversation, requests_of, subjects
+from stream_processors.recorder.feedback_watch import add_what_answered
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import ALL_TABLES, RESULTS, Table
+from stream_processors.recorder.tables import ALL_TABLES, FEEDBACK, RESULTS, Table
 
 APPLICATION_NAME = "fairlane-recorder"
 CALL_TIMEOUT_S = 15.0
@@ -64,6 +65,11 @@ JOIN erased AS mark ON mark.tenant = gone.tenant AND mark.kind = 'conversation'
     AND mark.digest = sha256(convert_to(gone.conversation, 'UTF8'))
 ORDER BY 1, 3
 ON CONFLICT (tenant, kind, digest) DO NOTHING
+"""
+# Of an erased conversation: given while its request was under way, and stored before this was known.
+_DROP_FEEDBACK = b"""
+DELETE FROM feedback USING unnest(%s::text[], %s::text[], %s::text[]) AS gone (tenant, request_id, conversation)
+WHERE feedback.tenant = gone.tenant AND feedback.request_id = gone.request_id
 """
 _NAME = """
 UPDATE source_offsets AS stored SET topic_id = named.topic_id
@@ -144,13 +150,15 @@ class RecorderStore:
             _move(connection, moves)
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)
-                if RESULTS.name in projection.layers:
+                if projection.layers.keys() & {RESULTS.name, FEEDBACK.name}:
                     _leave_out_erased(connection, projection)
             for table in ALL_TABLES:
                 for rows in projection.layers.get(table.name, ()):
                     repetitions += _insert(connection, table, rows)
                 if keys := projection.withdrawn.get(table.name):
                     connection.execute(table.delete.encode(), (keys,))
+            if about := sorted({*requests_of(projection, RESULTS), *requests_of(projection, FEEDBACK)}):
+                add_what_answered(connection, *_columns(about, 2))
         return repetitions
 
     @contextmanager
@@ -189,6 +197,7 @@ def _leave_out_erased(connection: psycopg.Connection, projection: Projection) ->
     erased = _erased(connection, projection)
     if requests := erased_with_conversation(projection, erased):
         connection.execute(_TOMBSTONES, _columns(requests, 3))
+        connection.execute(_DROP_FEEDBACK, _columns(requests, 3))
     drop_erased(projection, erased)
 
 

@@ -207,6 +207,42 @@ TURNS = Table(
 )
 
 
+_FEEDBACK_SAID = ("thumb", "rating", "correction", "tags", "comment")
+_FEEDBACK_ORDER = ("given_at_ms", *_LOG)
+_ANSWERED_BY = {"model": "text", "model_version": "text", "arm": "text"}
+_FEEDBACK_KEY = ("tenant", "request_id", "given_by")
+
+
+def _feedback_conflict() -> str:
+    """The later of a giver's records replaces the earlier, unless it says the same."""
+    (stored, new), (had, has) = (
+        [", ".join(f"{row}.{name}" for name in names) for row in ("stored", "excluded")]
+        for names in (("given_at_ms", "log_offset"), _FEEDBACK_SAID)
+    )
+    changed = ", ".join(f"{name} = excluded.{name}" for name in (*_FEEDBACK_SAID, *_FEEDBACK_ORDER))
+    return f"UPDATE SET {changed} WHERE ({stored}) < ({new}) AND ({had}) IS DISTINCT FROM ({has})"
+
+
+FEEDBACK = Table(
+    "feedback",
+    "feedback",
+    {
+        **dict.fromkeys(_FEEDBACK_KEY, "text"),
+        "thumb": "text",
+        "rating": "double precision",
+        "correction": "text",
+        "tags": "jsonb",
+        "comment": "text",
+        "given_at_ms": "bigint",
+        **_LOG,
+        **_ANSWERED_BY,
+    },
+    key=_FEEDBACK_KEY,
+    on_conflict=_feedback_conflict(),
+)
+"""What answered is added when both the feedback and the result are there, whichever comes first."""
+
+
 def _latest(name: str, kind: str, columns: Mapping[str, str]) -> Table:
     """A table that mirrors a compacted topic: the newest record of a key, the first column, replaces the one before."""
     key, *rest = columns
@@ -238,4 +274,12 @@ ERASED = Table(
     "erased", "tombstone", {"tenant": "text", "kind": "text", "kept_until_ms": "bigint"}, ("tenant", "kind"), "NOTHING"
 )
 """Of the erasures that tenants asked for. The recorder reads what is not to be stored, and removes what is old."""
-ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, TENANTS, MODEL_VERSIONS, MODEL_ROUTES)
+LABEL_ITEMS = Table(
+    "label_items",
+    "label item",
+    {"tenant": "text", "request_id": "text", "queued_at_ms": "bigint"},
+    ("tenant", "request_id"),
+    "NOTHING",
+)
+"""Which the recorder fills from other tables."""
+ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, TENANTS, MODEL_VERSIONS, MODEL_ROUTES)

@@ -24,6 +24,7 @@ TENANT_TABLES = (
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased", "barred_tenants"),
+    *("feedback", "label_items", "labels"),
 )
 REVISIONS = (
     "0001",
@@ -54,6 +55,7 @@ REVISIONS = (
     "0026",
     "0027",
     "0028",
+    "0029",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -47,6 +47,11 @@ ROWS = {
     "'mine', 'viewer', '{}', sha256('x'))",
     "admin_events": "(tenant, event, author, details) VALUES (%(tenant)s, 'user_set', 'me', '{}')",
     "barred_tenants": "(tenant) VALUES (%(tenant)s)",
+    "feedback": "(tenant, request_id, given_by, rating, tags, given_at_ms, log_topic, log_partition, log_offset) "
+    "VALUES (%(tenant)s, 'r', 'me', 1, '[]', 1, 'l', 0, 0)",
+    "label_items": "(tenant, request_id, origin, model, model_version, task, input, output, answered_at_ms, "
+    "queued_at_ms) VALUES (%(tenant)s, 'r', 'feedback', 'm', '1', 'generate', '{}', '{}', 1, 1)",
+    "labels": "(tenant, request_id, reviewer, given_at_ms) VALUES (%(tenant)s, 'r', 'me', 1)",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""

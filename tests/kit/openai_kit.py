@@ -14,7 +14,7 @@ from starlette.requests import Request
 
 from fairlane.client.reassembly import TextDelta
 from fairlane.outcomes import Outcome, Task
-from fairlane.records import InferenceReply, InferenceRequest, ModelVersion, Output, Timings, TokenUsage
+from fairlane.records import Feedback, InferenceReply, InferenceRequest, ModelVersion, Output, Timings, TokenUsage
 from producers.gateway.edge.error_responses import install
 from producers.gateway.idempotency import Idempotency, LocalClaims
 from producers.gateway.identity.identity import Identity, Role, Scope
@@ -117,10 +117,11 @@ class ScriptedSubmitter:
         self.waiting: list[ScriptedWaiting] = []
         self.replies: dict[tuple[str, str], InferenceReply] = {}
         self.cancelled: list[tuple[str, str]] = []
+        self.feedback: list[Feedback] = []
 
     def clear(self) -> None:
         """Nothing was asked yet."""
-        for memory in (self.scripts, self.submitted, self.waiting, self.replies, self.cancelled):
+        for memory in (self.scripts, self.submitted, self.waiting, self.replies, self.cancelled, self.feedback):
             memory.clear()
 
     async def submit(self, tenant: str, request: InferenceRequest) -> ScriptedWaiting:
@@ -137,6 +138,9 @@ class ScriptedSubmitter:
 
     async def cancel(self, tenant: str, request_id: str) -> None:
         self.cancelled.append((tenant, request_id))
+
+    async def give_feedback(self, feedback: Feedback) -> None:
+        self.feedback.append(feedback)
 
     def new_request_id(self) -> str:
         return str(uuid4())

@@ -50,6 +50,7 @@ NATIVE: frozenset[Route] = frozenset(
         ("POST", "/v1/classify"),
         ("POST", "/inference"),
         ("GET", "/results/{request_id}"),
+        ("POST", "/v1/feedback"),
         ("GET", "/v1/usage"),
         ("GET", "/v1/budgets"),
     }

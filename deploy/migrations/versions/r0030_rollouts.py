@@ -4,7 +4,7 @@ that may change models."""
 from deploy.migrations.statements import execute
 
 revision = "0030"
-down_revision = "0028"
+down_revision = "0029"
 
 # Both indices are empty while no rollout is under way.
 STATEMENTS = (

@@ -60,6 +60,7 @@ def _forget(kept: "tuple[PendingReply, asyncio.TimerHandle] | None") -> None:
 
 UNKNOWN_REQUEST = "unknown_request"
 """The gateway's own code, like the next: no request of this tenant has this id."""
+RESULT_EXPIRED, RESULT_ERASED = "result_expired", "result_erased"
 TOO_MANY_STREAMS = "too_many_streams"
 MOST_STREAMS = 10_000
 _RETRY_AFTER_MS = 5_000
@@ -116,6 +117,14 @@ class NativeDeps(SendingDeps):
 def unknown_request() -> GatewayError:
     """404: no such request, or another tenant's; the error does not say which."""
     return GatewayError(404, UNKNOWN_REQUEST, "there is no request with this id")
+
+
+def result_gone(deps: NativeDeps, request_id: str, *, is_erased: bool = False) -> GatewayError:
+    """404: the request is known, its result is not kept any more."""
+    if is_erased:
+        return GatewayError(404, RESULT_ERASED, "the result was erased", request_id=request_id)
+    hours = deps.results.kept_ms / 3_600_000
+    return GatewayError(404, RESULT_EXPIRED, f"results are kept for {hours:g} hours", request_id=request_id)
 
 
 def checked_id(request_id: str) -> str:

@@ -39,6 +39,13 @@ class Page(ResponseBody, Generic[ItemT]):
     next_cursor: str | None = Field(None, description="For the page behind this one; none: there is no more")
 
 
+class FeedbackAnswer(ResponseBody):
+    """Feedback that is in the log."""
+
+    request_id: str
+    status: str = "accepted"
+
+
 class Links(ResponseBody):
     """Paths of the request, its result and its events."""
 

@@ -18,8 +18,9 @@ from producers.gateway.edge.error_responses import error_response
 from producers.gateway.identity.identity import Identity, Permission, permit, require
 from producers.gateway.native.budgets import add_budgets_route
 from producers.gateway.native.cursors import MOST_CURSOR_CHARS, Cursors
-from producers.gateway.native.deps import NativeDeps, checked_id, unknown_request
+from producers.gateway.native.deps import NativeDeps, checked_id, result_gone, unknown_request
 from producers.gateway.native.events import add_event_routes
+from producers.gateway.native.feedback import add_feedback_route
 from producers.gateway.native.request_bodies import ClassifyRequest, NewRequest, RankRequest
 from producers.gateway.native.response_bodies import (
     EndedAnswer,
@@ -75,7 +76,8 @@ def router(deps: NativeDeps) -> APIRouter:
     """All native routes, to be included by the application, which must turn GatewayErrors into answers and close
     ``deps.kept``."""
     made = APIRouter()
-    for add in (_add_sending, _add_lookups, _add_history, add_usage_route, add_budgets_route, add_event_routes):
+    add_requests = (_add_sending, _add_lookups, _add_history)
+    for add in (*add_requests, add_feedback_route, add_usage_route, add_budgets_route, add_event_routes):
         add(made, deps)
     return made
 
@@ -206,13 +208,13 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
         found = await deps.results.find(tenant, checked_id(request_id))
         if found is not None:
             if deps.clock_ms() - found.replied_at_ms > deps.results.kept_ms:
-                raise _expired(deps, request_id)
+                raise result_gone(deps, request_id)
             return answered(result_answer(found), headers=budget_headers(found.reply.budget))
         known = await deps.results.status(tenant, request_id)
         if known is None:
             raise unknown_request()
         if known.status is RequestState.DONE and known.reply is None:
-            raise _erased(request_id) if known.is_erased else _expired(deps, request_id)
+            raise result_gone(deps, request_id, is_erased=known.is_erased)
         return not_yet(request_id, known.status)
 
     @router.delete("/v1/requests/{request_id}", status_code=202, responses=cancelled, tags=["requests"])
@@ -235,17 +237,6 @@ def _add_lookups(router: APIRouter, deps: NativeDeps) -> None:
         return answered(accepted_answer(request_id, known.status), 202)
 
 
-def _expired(deps: NativeDeps, request_id: str) -> GatewayError:
-    hours = deps.results.kept_ms / 3_600_000
-    return GatewayError(404, RESULT_EXPIRED, f"results are kept for {hours:g} hours", request_id=request_id)
-
-
-def _erased(request_id: str) -> GatewayError:
-    return GatewayError(404, RESULT_ERASED, "the result was erased", request_id=request_id)
-
-
-RESULT_EXPIRED, RESULT_ERASED = "result_expired", "result_erased"
-"""The gateway's own codes."""
 _cursors = Cursors(EndedCursor)
 
 

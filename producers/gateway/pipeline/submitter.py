@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from uuid import uuid4
 
 from fairlane import cloud_events, metrics
 from fairlane.client.connector import KafkaHeaders
@@ -11,7 +12,7 @@ from fairlane.codec import Codec
 from fairlane.names import GATEWAY_REPLIES, is_request_id, requests_topic
 from fairlane.outcomes import Code
 from fairlane.record_bounds import MAX_REQUEST_VALUE_BYTES
-from fairlane.records import CancelRequest, InferenceRequest
+from fairlane.records import CancelRequest, Feedback, InferenceRequest
 from producers.gateway.pipeline.call_context import current
 from producers.gateway.pipeline.early_rejection import LatestLoad, RegistrySnapshot, reject_early
 from producers.gateway.pipeline.pending import Pending, PendingReply
@@ -76,6 +77,13 @@ class Submitter:
         value = self.codec.encode(CancelRequest(request_id, tenant))
         headers: KafkaHeaders = list(cloud_events.of_cancellation(tenant, request_id))
         await self.publisher.publish(requests_topic(tenant), request_id, value, headers)
+
+    async def give_feedback(self, feedback: Feedback) -> None:
+        """Publish valid feedback of its tenant and return when the publish is acknowledged. Raises GatewayError: 429,
+        503."""
+        tenant, request_id = feedback.tenant or "", feedback.request_id
+        headers: KafkaHeaders = [*cloud_events.of_feedback(tenant, request_id, str(uuid4())), *current().trace]
+        await self.publisher.publish(requests_topic(tenant), request_id, self.codec.encode(feedback), headers)
 
     def _refusal(self, tenant: str, request: InferenceRequest, caller: str | None) -> GatewayError | None:
         registry, now_ms = self.registry(), self.clock()

@@ -1,6 +1,6 @@
-"""Classify an arrived record: new request, requeued work, cancel, rejection or dead letter.
+"""Classify an arrived record: new request, requeued work, cancel, feedback, rejection or dead letter.
 
-Pure except for metrics and logs: one record in; a queued request, a cancel or output records out.
+Pure except for metrics and logs: one record in; a queued request, a cancel, feedback or output records out.
 """
 
 from dataclasses import dataclass, field, replace
@@ -21,7 +21,7 @@ from fairlane.names import (
 )
 from fairlane.outcomes import Code, Decision, Priority
 from fairlane.ownership import Claim, PartitionId
-from fairlane.records import CancelRequest, InferenceRequest, RequestInput, WorkItem
+from fairlane.records import CancelRequest, Feedback, InferenceRequest, RequestInput, WorkItem
 from fairlane.trace_context import trace_headers
 from fairlane_server.kafka.transactions import OutputRecord
 from stream_processors.dispatcher.intake.validation import (
@@ -30,6 +30,7 @@ from stream_processors.dispatcher.intake.validation import (
     cache_mode,
     validate,
     validate_cancel,
+    validate_feedback,
     validate_headers,
     within_tenant_bound,
 )
@@ -44,8 +45,8 @@ log = get_logger(__name__)
 UNKNOWN_TENANT = ""
 """Tenant of an unreadable or invalid record on a requeue topic; no tenant has this name."""
 
-Verdict = QueuedRequest | CancelCommand | tuple[OutputRecord, ...]
-"""The request to admit, the cancel to carry out, or the outputs that answer the record."""
+Verdict = QueuedRequest | CancelCommand | Feedback | tuple[OutputRecord, ...]
+"""The request to admit, the cancel to carry out, the feedback to pass on, or the outputs that answer the record."""
 
 _PRIORITIES = frozenset(Priority)
 
@@ -64,7 +65,8 @@ class RecordClassifier:
     """Estimates the tokens that enrichment will add to a request."""
 
     def classify(self, claim: Claim, arrival: ReceivedRecord, unknown_because: str | None = None) -> Verdict:
-        """Decode and validate one record. Returns the request to admit, the cancel, or the outputs that answer it.
+        """Decode and validate one record. Returns the request to admit, the cancel, the feedback, or the outputs that
+        answer it.
 
         Args:
             claim: of the record.
@@ -97,10 +99,12 @@ class RecordClassifier:
         if is_returned(arrival.partition.topic):
             return self._returned(claim, arrival)
         tenant = _tenant_of(arrival)
-        record = self.codec.decode_any((InferenceRequest, CancelRequest), arrival.value, may_ask=False)
+        record = self.codec.decode_any((InferenceRequest, CancelRequest, Feedback), arrival.value, may_ask=False)
+        if isinstance(record, InferenceRequest):
+            return self._request(record, claim, arrival, tenant)
         if isinstance(record, CancelRequest):
             return self._cancel(record, claim, arrival, tenant)
-        return self._request(record, claim, arrival, tenant)
+        return self._feedback(record, arrival, tenant)
 
     def _unreadable(self, arrival: ReceivedRecord, error: DecodeError) -> tuple[OutputRecord, ...]:
         """A dead letter; for an oversized request whose id can be decoded, a rejection instead."""
@@ -126,6 +130,13 @@ class RecordClassifier:
             return CancelCommand(claim, tenant, record.request_id, arrival.timestamp_ms)
         self.counts.decided(tenant, Decision.REFUSED, refusal.code)
         return self.writer.cancel_refused(record, arrival, tenant, refusal, self.clock())
+
+    def _feedback(self, record: Feedback, arrival: ReceivedRecord, tenant: str) -> Feedback | tuple[OutputRecord, ...]:
+        refusal = validate_headers(arrival.headers) or validate_feedback(record, tenant)
+        if refusal is None:
+            return replace(record, tenant=tenant, given_at_ms=arrival.timestamp_ms)
+        self.counts.decided(tenant, Decision.REFUSED, refusal.code)
+        return self.writer.feedback_refused(record, arrival, tenant, refusal, self.clock())
 
     def _request(
         self, request: InferenceRequest, claim: Claim, arrival: ReceivedRecord, tenant: str

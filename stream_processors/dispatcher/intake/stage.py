@@ -11,6 +11,7 @@ from fairlane.clock import ClockMs
 from fairlane.codec import SchemaNotLoadedError
 from fairlane.names import is_backfill
 from fairlane.ownership import Claim, Ownership, PartitionId
+from fairlane.records import Feedback
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
@@ -71,8 +72,8 @@ class IntakeStage:
 
     @metrics.stage_time("intake")
     def take(self, most: int) -> IntakeBatch:
-        """Classify the next ``most`` records. Rejections and dead letters are submitted here and charged to their
-        partition's budget of invalid records."""
+        """Classify the next ``most`` records. Feedback, rejections and dead letters are submitted here, the latter two
+        charged to their partition's budget of invalid records."""
         records, batch = self.buffer.take(most), IntakeBatch()
         batch.has_backfill = any(is_backfill(claim.partition.topic) for claim, _ in records)
         for claim, record, verdict in self._verdicts(records):
@@ -80,6 +81,8 @@ class IntakeStage:
                 (batch.requeued if verdict.handed_back else batch.fresh).append(Candidate(verdict, record))
             elif isinstance(verdict, CancelCommand):
                 batch.cancels.append((verdict, record))
+            elif isinstance(verdict, Feedback):
+                self.transactions.submit(Settlement(claim, (self.classifier.writer.feedback(verdict),)))
             else:
                 self._turned_away(claim, record, verdict)
         return batch

@@ -1,10 +1,11 @@
-"""Validation of decoded requests and cancels against tenant, models and limits. Pure."""
+"""Validation of decoded requests, cancels and feedback against tenant, models and limits. Pure."""
 
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fairlane.feedback import fault_of
 from fairlane.frozen import frozen_dataclass
 from fairlane.names import SHARED_REPLIES, is_name, is_replies_of, is_request_id, replies_topic
 from fairlane.outcomes import DEFAULT_TIMEOUT_MS, CacheMode, Code, Priority, RetrievalMode, Task
@@ -15,7 +16,15 @@ from fairlane.record_bounds import (
     MAX_REQUESTED_BY_CHARS,
     MAX_STOP_STRINGS,
 )
-from fairlane.records import CancelRequest, InferenceRequest, ModelVersion, Parameters, RequestInput, TenantSpec
+from fairlane.records import (
+    CancelRequest,
+    Feedback,
+    InferenceRequest,
+    ModelVersion,
+    Parameters,
+    RequestInput,
+    TenantSpec,
+)
 from fairlane_server.image_header import image_header, image_tokens
 from fairlane_server.models.catalog import ModelCatalog, NoVersion, Served, nothing_known
 from fairlane_server.models.routes import model_of
@@ -138,6 +147,13 @@ def validate_cancel(cancel: CancelRequest, tenant: str) -> Rejection | None:
     if not is_request_id(cancel.request_id):
         return _invalid("request_id", "must be a UUID")
     return _disagreement(cancel.tenant, tenant)
+
+
+def validate_feedback(feedback: Feedback, tenant: str) -> Rejection | None:
+    """The reason to refuse feedback on a topic of ``tenant``; None if valid. Whether the request exists is known to the
+    recorder alone."""
+    fault = fault_of(feedback)
+    return _disagreement(feedback.tenant, tenant) if fault is None else _invalid(*fault)
 
 
 def validate_headers(headers: Sequence[tuple[str, bytes]]) -> Rejection | None:

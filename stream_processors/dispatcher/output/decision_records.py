@@ -12,6 +12,7 @@ from fairlane.records import (
     Cancellation,
     CancelRequest,
     Cost,
+    Feedback,
     InferenceReply,
     InferenceRequest,
     SourceCoordinate,
@@ -278,6 +279,17 @@ class DecisionWriter:
         or one without a reader."""
         said = replace(refusal, message=f"cancel: {refusal.message}")
         return (self._refusal(cancel.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
+
+    def feedback(self, feedback: Feedback) -> OutputRecord:
+        """Valid feedback for the recorder. It names its tenant."""
+        return OutputRecord(names.LEDGER_FEEDBACK, (feedback.tenant or "").encode(), self.codec.encode(feedback))
+
+    def feedback_refused(
+        self, feedback: Feedback, arrival: ReceivedRecord, tenant: str, refusal: Rejection, now_ms: int
+    ) -> tuple[OutputRecord, ...]:
+        """The audit event of invalid feedback, without a reply, as for a cancel."""
+        said = replace(refusal, message=f"feedback: {refusal.message}")
+        return (self._refusal(feedback.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
 
     def refused(
         self,

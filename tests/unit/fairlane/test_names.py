@@ -68,7 +68,8 @@ def test_parsers_read_what_the_same_process_writes(prefix: str, monkeypatch: pyt
     assert all(map(made.is_read_by_dispatchers, read))
     replies = [made.replies_topic("acme"), made.replies_topic("acme", "billing"), *made.SHARED_REPLIES]
     assert all(map(made.is_replies, replies))
-    recorded = [*replies, made.LEDGER_USAGE, made.LEDGER_AUDIT, made.CONTROL_TENANTS, made.CONTROL_MODELS]
+    ledgers = [made.LEDGER_USAGE, made.LEDGER_AUDIT, made.LEDGER_FEEDBACK]
+    recorded = [*replies, *ledgers, made.CONTROL_TENANTS, made.CONTROL_MODELS]
     assert all(any(re.search(pattern, topic) for pattern in made.RECORDED_TOPICS) for topic in recorded)
 
 

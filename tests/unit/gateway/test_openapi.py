@@ -33,7 +33,7 @@ ALL = NATIVE | OPENAI | FILES | DOCUMENTS | CONVERSATIONS | HEALTH
 IDEMPOTENT = {
     *((method, path) for method, path in NATIVE | OPENAI if method == "POST"),
     ("POST", "/v1/batches"),
-}
+} - {("POST", "/v1/feedback")}
 EXAMPLES = 8
 
 

@@ -29,6 +29,7 @@ from stream_processors.recorder.tables import (
     ERASED,
     ERASURES,
     HOURLY_SUMS,
+    LABEL_ITEMS,
     MODEL_ROUTES,
     MODEL_VERSIONS,
     RESULTS,
@@ -60,7 +61,7 @@ def projected(*at_ms: int) -> Projection:
 def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseconds() -> None:
     rules = rules_of(Settings())
     growing = {table.name for table in ALL_TABLES} - {TENANTS.name, MODEL_VERSIONS.name, MODEL_ROUTES.name}
-    assert {rule.name for rule in rules} == growing | {table.name for table in (*SUMS, ERASURES, ERASED)}
+    assert {rule.name for rule in rules} == growing | {table.name for table in (*SUMS, ERASURES, ERASED, LABEL_ITEMS)}
     assert all(rule.column in rule.table.columns for rule in rules)
     assert all(rule.column.endswith("_at_ms") or rule.table in (*SUMS, ERASED) for rule in rules)
     kept_days = {rule.name: rule.keep_s / 86_400 for rule in rules}
@@ -69,6 +70,8 @@ def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseco
         "conversation_turns": 30,
         "usage": 90,
         "audit_logs": 90,
+        "feedback": 90,
+        "label_items": 90,
         "usage_daily": 3 * 365,
         "usage_daily_callers": 3 * 365,
         "erasures": 90,

@@ -64,6 +64,7 @@ FULL = TenantSpec(
         post_processing=PostProcessing(trim=True, json_schema='{"type":"object","const":{"a":[1,2.5,null]}}'),
     ),
     managed_by=API,
+    evaluation="allowed",
 )
 OF_FILE = TenantSpec("globex")
 

@@ -41,6 +41,7 @@ FAMILIES = {
     "requests_topic": {"requests"},
     "backfill_topic": {"backfill"},
     "priority_topic": {"priority"},
+    "is_priority": {"priority"},
     "returned_topic": {"returned"},
     "replies_topic": {"replies", "service-replies"},
     "is_replies": {"replies", "service-replies", "gateway-replies", "jobs-replies"},
@@ -58,6 +59,7 @@ FAMILIES = {
     "CONTROL_CANCELLATIONS": {"control-cancellations"},
     "LEDGER_USAGE": {"ledger-usage"},
     "LEDGER_AUDIT": {"ledger-audit"},
+    "LEDGER_FEEDBACK": {"ledger-feedback"},
 }
 """What the names of `fairlane.names` stand for."""
 
@@ -91,6 +93,7 @@ USES = {
         "gateway-replies": (f"{_DISPATCHER}/output/decision_records.py", "reply_topic"),
         "jobs-replies": (f"{_DISPATCHER}/output/decision_records.py", "reply_topic"),
         "ledger-audit": (f"{_DISPATCHER}/output/decision_records.py", "LEDGER_AUDIT"),
+        "ledger-feedback": (f"{_DISPATCHER}/output/decision_records.py", "LEDGER_FEEDBACK"),
         "ledger-usage": (f"{_DISPATCHER}/output/decision_records.py", "LEDGER_USAGE"),
         "dead-letter-requests": (f"{_DISPATCHER}/output/decision_records.py", "DEAD_LETTER_REQUESTS"),
         "control-dispatch": (f"{_DISPATCHER}/output/heartbeat_publisher.py", "CONTROL_DISPATCH"),
@@ -122,6 +125,9 @@ USES = {
         "control-models": ("stream_processors/recorder/projection.py", "CONTROL_MODELS"),
         "ledger-usage": ("stream_processors/recorder/projection.py", "LEDGER_USAGE"),
         "ledger-audit": ("stream_processors/recorder/projection.py", "LEDGER_AUDIT"),
+        "ledger-feedback": ("stream_processors/recorder/projection.py", "LEDGER_FEEDBACK"),
+        # Single items, which the usage records name.
+        "priority": ("stream_processors/recorder/label_sources.py", "is_priority"),
     },
     ("recorder", WRITES): {},
     # `tenants list|apply`, `models apply` and `prices apply` read what is published before they write what changed.
@@ -264,10 +270,12 @@ def test_every_name_of_a_topic_is_known_here() -> None:
 
 
 def test_the_recorder_may_read_what_it_subscribes_to() -> None:
-    """It does so by pattern."""
+    """It does so by pattern, and reads single items of work besides."""
 
     def subscribed(family: TopicFamily) -> bool:
         topic = re.sub(r"\{[a-z]*\}", "x", family.name)
         return any(re.fullmatch(pattern, topic) for pattern in RECORDED_TOPICS)
 
-    assert {name for name, family in FAMILY_BY_NAME.items() if subscribed(family)} == allowed("recorder", READS)
+    assert {name for name, family in FAMILY_BY_NAME.items() if subscribed(family)} == allowed("recorder", READS) - {
+        "priority"
+    }

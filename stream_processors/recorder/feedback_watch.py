@@ -1,0 +1,99 @@
+"""The thread that shows how satisfied users are, and finds out what answered the requests of late feedback."""
+
+import threading
+from collections.abc import Callable
+
+import psycopg
+
+from fairlane import metrics
+from fairlane.clock import ClockMs, now_ms
+from fairlane.logs import get_logger
+from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
+from fairlane_server.postgres.feedback_scores import ScoreSums, read_feedback_scores
+
+log = get_logger(__name__)
+
+APPLICATION_NAME = "fairlane-feedback-watch"
+SHOWN_MS = 86_400_000
+"""The ratings of so long are shown."""
+
+_MOST_SHOWN = 200
+_MOST_AT_ONCE = 1_000
+_INTERVAL_S = 60.0
+_CALL_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 15.0
+
+# Two recorders that store a result and its feedback at once do not see each other's rows.
+_MISSED = """
+SELECT tenant, request_id FROM feedback WHERE model IS NULL AND recorded_at > now() - interval '1 hour'
+ORDER BY recorded_at DESC LIMIT %s
+"""
+# An id that was sent again may have more results: the run counts before the refusal, then the last.
+_ANSWERED = b"""
+UPDATE feedback SET model = answer.model, model_version = answer.model_version, arm = answer.arm
+FROM (
+    SELECT DISTINCT ON (results.tenant, results.request_id) results.tenant, results.request_id, results.model,
+        results.model_version, results.arm
+    FROM unnest(%s::text[], %s::text[]) AS about (tenant, request_id)
+    JOIN feedback AS given ON given.tenant = about.tenant AND given.request_id = about.request_id
+        AND given.model IS NULL
+    JOIN results ON results.tenant = about.tenant AND results.request_id = about.request_id
+    WHERE results.model IS NOT NULL AND results.model_version IS NOT NULL
+    ORDER BY results.tenant, results.request_id, results.outcome <> 'ok', results.replied_at_ms DESC
+) AS answer
+WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_id AND feedback.model IS NULL
+"""
+
+
+def add_what_answered(connection: psycopg.Connection, tenants: list[str], request_ids: list[str]) -> int:
+    """Add model, version and arm to feedback about these requests, as far as their results are stored. In a transaction
+    that acts for all tenants. Returns to how many rows."""
+    return connection.execute(_ANSWERED, (tenants, request_ids)).rowcount
+
+
+class FeedbackWatch:
+    """Looks once a minute. Every recorder of a fleet shows the same. ``on_failure`` is called on the thread with the
+    error that ended it; Postgres that does not answer is none."""
+
+    def __init__(self, dsn: str, on_failure: Callable[[BaseException], None], wall_clock: ClockMs = now_ms) -> None:
+        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, _CALL_TIMEOUT_S)
+        self._on_failure = on_failure
+        self._wall_clock = wall_clock
+        self._shown: set[tuple[str, str, str]] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="feedback-watch", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End it, after the look that is under way."""
+        self._stopping.set()
+        self._thread.join(_STOP_TIMEOUT_S)
+
+    def look(self) -> None:
+        """Add what answered, and show the ratings of the last day, once."""
+        try:
+            with self._kept.transaction(ALL_TENANTS) as connection:
+                missed = connection.execute(_MISSED, (_MOST_AT_ONCE,)).fetchall()
+                add_what_answered(connection, [tenant for tenant, _ in missed], [one for _, one in missed])
+                sums = read_feedback_scores(connection, self._wall_clock() - SHOWN_MS, most=_MOST_SHOWN)
+        except psycopg.Error as error:
+            log.warning("feedback_not_summed_up", reason=reason(error))
+            return
+        self._show({(one.model, one.model_version, one.arm): one for one in sums})
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self.look()
+                self._stopping.wait(_INTERVAL_S)
+        except Exception as error:  # noqa: BLE001 - handed to the owner
+            self._on_failure(error)
+        finally:
+            self._kept.close()
+
+    def _show(self, sums: dict[tuple[str, str, str], ScoreSums]) -> None:
+        metrics.show(metrics.RATED_REQUESTS, {place: one.count for place, one in sums.items()}, self._shown)
+        means = {place: one.mean for place, one in sums.items()}
+        self._shown = metrics.show(metrics.SATISFACTION_RATIO, means, self._shown)

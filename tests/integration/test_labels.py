@@ -1,0 +1,360 @@
+"""The labelling queue in a real Postgres: what gets in, who gets it, what is agreed on, and what takes it out again."""
+
+import json
+import stat
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+
+from fairlane.clock import now_ms
+from fairlane.guardrail_records import GuardrailVerdict
+from fairlane.names import CONTROL_TENANTS, LEDGER_FEEDBACK, LEDGER_USAGE, replies_topic
+from fairlane.records import (
+    Feedback,
+    InferenceReply,
+    InferenceRequest,
+    Message,
+    Output,
+    RequestInput,
+    SourceCoordinate,
+    TenantSpec,
+    UsageEvent,
+    WorkItem,
+)
+from fairlane.schema_files import default_codec
+from fairlane.settings import Settings
+from fairlane_server.cli import main
+from fairlane_server.erasure.erasures import ErasureKind, Erasures
+from fairlane_server.labelling.decisions import ItemOutcome, ItemState
+from fairlane_server.labelling.queue import LabelError, LabelQueue
+from stream_processors.recorder.label_collector import LabelCollector
+from stream_processors.recorder.label_sources import WorkItemLog
+from stream_processors.recorder.projection import LogRecord, project
+from stream_processors.recorder.store import RecorderStore
+from tests.kit.native_kit import used
+from tests.kit.recorder_kit import Tables
+from tests.kit.stack import PostgresServer
+
+pytestmark = pytest.mark.broker
+
+DAY_MS = 86_400_000
+QUESTION = Message("user", "What is the capital of Australia?")
+ITEMS = "SELECT tenant, request_id, origin FROM label_items ORDER BY 1, 2"
+
+
+def request_id(number: int) -> str:
+    return f"00000000-0000-4000-8000-{number:012d}"
+
+
+class Works(WorkItemLog):
+    """Work items as they would be in the log; its offsets are their numbers. Those in ``gone`` are not there."""
+
+    def __init__(self) -> None:
+        self.gone: set[int] = set()
+        self.reads = 0
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def read(self, place: SourceCoordinate) -> WorkItem | None:
+        self.reads += 1
+        if place.offset in self.gone:
+            return None
+        request = InferenceRequest(request_id(place.offset), "words", "generate", RequestInput(messages=(QUESTION,)))
+        source = SourceCoordinate("requests.acme", 0, place.offset)
+        return WorkItem(request, "acme", "p", "2", "normal", 1, 1, 1, 1, 1, "replies.acme", "dispatcher-1", source)
+
+
+class Rig:
+    """What the recorder stores, and the thread that fills the queue, step by step."""
+
+    def __init__(self, server: PostgresServer, **settings: Any) -> None:
+        self.server = server
+        self.store = RecorderStore(server.recorder_dsn)
+        self.works = Works()
+        self.tables = Tables(server)
+        self._settings = settings
+        self.collector = self.collect_with()
+
+    def collect_with(self, **settings: Any) -> LabelCollector:
+        return LabelCollector(
+            Settings(postgres_dsn=self.server.recorder_dsn, **(self._settings | settings)), self.works, lambda _: None
+        )
+
+    def allow(self, *tenants: str, evaluation: str = "allowed") -> None:
+        self.write([(CONTROL_TENANTS, TenantSpec(tenant, evaluation=evaluation), tenant) for tenant in tenants])
+
+    def answered(self, *numbers: int, tenant: str = "acme", **fields: Any) -> None:
+        records: list[tuple[str, object, str]] = []
+        for number in numbers:
+            source = SourceCoordinate(f"requests.{tenant}", 0, number)
+            reply = InferenceReply(
+                *(request_id(number), tenant, "ok"), model="words", model_version="2", arm="new", source=source
+            )
+            reply = replace(reply, task="generate", output=Output(text=f"answer {number}"), **fields)
+            event: UsageEvent = replace(
+                used(number, tenant=tenant),
+                request_id=request_id(number),
+                occurred_at_ms=now_ms(),
+                work=SourceCoordinate(f"priority.{tenant}.normal", 0, number),
+            )
+            records += [(replies_topic(tenant), reply, tenant), (LEDGER_USAGE, event, tenant)]
+        self.write(records)
+
+    def rated(self, *numbers: int, tenant: str = "acme", **fields: Any) -> None:
+        given = {"thumb": "down", "given_at_ms": now_ms(), "given_by": "user:1"} | fields
+        self.write([(LEDGER_FEEDBACK, Feedback(request_id(one), tenant, **given), tenant) for one in numbers])
+
+    def write(self, records: Sequence[tuple[str, object, str]]) -> None:
+        log = [
+            LogRecord(topic, 0, offset, now_ms(), key.encode(), default_codec().encode(record))
+            for offset, (topic, record, key) in enumerate(records, start=now_ms())
+        ]
+        self.store.write(project(log, default_codec()), {})
+
+    def queued(self) -> list[int]:
+        return [int(one[-12:]) for _, one, _ in self.tables.rows(ITEMS)]
+
+
+@pytest.fixture
+def rig(migrated: PostgresServer) -> Iterator[Rig]:
+    made = Rig(migrated)
+    yield made
+    made.store.close()
+
+
+@pytest.fixture
+def queue(rig: Rig) -> Iterator[LabelQueue]:
+    """The queue of acme with three items."""
+    rig.allow("acme")
+    rig.answered(1, 2, 3)
+    rig.rated(1, 2, 3, correction="Canberra")
+    rig.collector.look()
+    with LabelQueue(rig.server.operator_dsn, "acme") as opened:
+        yield opened
+
+
+def test_bad_feedback_and_guardrail_hits_are_queued_once_with_what_was_asked(rig: Rig) -> None:
+    rig.allow("acme")
+    rig.answered(1, 2, 3, 4)
+    rig.rated(1)
+    rig.rated(2, thumb="up")
+    rig.rated(3, thumb=None, tags=("flagged",), comment="odd")
+    rig.answered(5, guardrails=(GuardrailVerdict("output", "pii", "redacted", ("email",)),))
+    rig.answered(6, guardrails=(GuardrailVerdict("output", "pii", "passed"),))
+    for _ in range(2):
+        rig.collector.look()
+    assert rig.tables.rows(ITEMS) == [
+        ("acme", request_id(1), "feedback"),
+        ("acme", request_id(3), "feedback"),
+        ("acme", request_id(5), "guardrail"),
+    ]
+    columns = "input, output, model, model_version, arm, task, state"
+    assert rig.tables.rows(f"SELECT {columns} FROM label_items LIMIT 1") == [  # noqa: S608 - our own names
+        (
+            {"messages": [{"role": "user", "content": QUESTION.content}]},
+            {"text": "answer 1"},
+            *("words", "2", "new", "generate", "open"),
+        )
+    ]
+
+
+def test_only_what_a_tenant_allows_is_queued_and_it_goes_when_it_does_not_any_more(rig: Rig) -> None:
+    rig.allow("acme", "initech")
+    rig.allow("globex", evaluation="denied")
+    for number, tenant in enumerate(("acme", "globex", "initech", "nobody"), start=1):
+        rig.answered(number, tenant=tenant)
+        rig.rated(number, tenant=tenant)
+    rig.collector.look()
+    assert rig.queued() == [1, 3]
+    rig.allow("acme", evaluation="denied")
+    with LabelQueue(rig.server.operator_dsn, "acme") as queue, pytest.raises(LabelError, match="does not allow"):
+        queue.lease("anna")
+    rig.collector.look()
+    assert rig.queued() == [3]
+
+
+def test_the_queue_is_bounded_and_sampled_by_the_id(rig: Rig) -> None:
+    rig.allow("acme", "globex")
+    for tenant, numbers in (("acme", range(1, 21)), ("globex", range(21, 23))):
+        rig.answered(*numbers, tenant=tenant)
+        rig.rated(*numbers, tenant=tenant)
+    rig.collect_with(labels_max_open=0).look()
+    assert rig.queued() == []
+    rig.collect_with(labels_sample_rate=0.5, labels_max_open=100).look()
+    sampled = rig.queued()
+    assert 0 < len(sampled) < 22
+    rig.collect_with(labels_sample_rate=0.5, labels_max_open=100).look()
+    assert rig.queued() == sampled, "the same at every look"
+    rig.collect_with(labels_max_open=12).look()
+    counts = dict(rig.tables.rows("SELECT tenant, count(*) FROM label_items GROUP BY tenant"))
+    assert counts == {"acme": 12, "globex": 2}
+
+
+def test_what_is_not_in_the_log_any_more_is_passed_over_and_asked_for_once(rig: Rig) -> None:
+    rig.allow("acme")
+    rig.answered(1, 2)
+    rig.rated(1, 2)
+    rig.works.gone.add(1)
+    for _ in range(3):
+        rig.collector.look()
+    assert rig.queued() == [2]
+    assert rig.works.reads == 2
+
+
+def test_an_erasure_takes_items_and_labels_and_nothing_erased_gets_in(rig: Rig, queue: LabelQueue) -> None:
+    task = queue.lease("anna")
+    assert task is not None
+    queue.submit("anna", task.request_id, "bad", "Canberra")
+    with Erasures(rig.server.gateway_dsn, "acme", kept_ms=DAY_MS) as erasures:
+        erasure_id = erasures.request(ErasureKind.REQUESTS, [task.request_id], "key:1")
+        # Requested, and not carried out.
+        with psycopg.connect(rig.server.owner_dsn) as owner:
+            owner.execute("SELECT set_config('fairlane.tenant', '*', true)")
+            owner.execute("DELETE FROM label_items WHERE request_id = %s", (task.request_id,))
+        rig.collector.look()
+        assert len(rig.queued()) == 2
+        while erasures.step(erasure_id):
+            pass
+    rig.collector.look()
+    assert len(rig.queued()) == 2
+    assert rig.tables.rows("SELECT count(*) FROM labels") == [(0,)]
+    other = queue.lease("ben")
+    assert other is not None
+    queue.submit("ben", other.request_id, "good")
+    with Erasures(rig.server.gateway_dsn, "acme", kept_ms=DAY_MS) as erasures:
+        erasure_id = erasures.request(ErasureKind.REQUESTS, [other.request_id], "key:1")
+        while erasures.step(erasure_id):
+            pass
+    assert len(rig.queued()) == 1
+    assert rig.tables.rows("SELECT count(*) FROM labels") == [(0,)]
+
+
+def test_reviewers_who_ask_at_once_never_get_the_same_item(rig: Rig, queue: LabelQueue) -> None:
+    rig.answered(*range(10, 30))
+    rig.rated(*range(10, 30))
+    rig.collector.look()
+
+    def leased(name: str) -> str:
+        with LabelQueue(rig.server.operator_dsn, "acme") as mine:
+            task = mine.lease(name)
+            again = mine.lease(name)
+        assert task is not None
+        assert again is not None
+        assert again.request_id == task.request_id, "until it is judged"
+        return task.request_id
+
+    with ThreadPoolExecutor(8) as pool:
+        got = list(pool.map(leased, [f"reviewer-{number}" for number in range(16)]))
+    assert len(set(got)) == 16
+
+
+def test_two_labels_that_agree_close_an_item_and_a_third_decides(queue: LabelQueue) -> None:
+    first = queue.lease("anna")
+    assert first is not None
+    with pytest.raises(LabelError, match="the lease has ended, or is another reviewer's"):
+        queue.submit("ben", first.request_id, "good")
+    opened = ItemOutcome(ItemState.OPEN)
+    assert queue.submit("anna", first.request_id, "good") == opened
+    assert queue.submit("anna", first.request_id, "good") == opened, "the same again changes nothing"
+    with pytest.raises(LabelError, match="has judged it"):
+        queue.submit("anna", first.request_id, "bad")
+    second = queue.lease("ben")
+    assert second is not None
+    assert second.request_id == first.request_id, "what lacks one label comes first"
+    assert queue.submit("ben", first.request_id, "bad", "Canberra") == opened
+    third = queue.lease("cleo")
+    assert third is not None
+    assert third.request_id == first.request_id
+    assert queue.submit("cleo", first.request_id, "bad") == ItemOutcome(ItemState.AGREED, "bad")
+    assert queue.counts() == {"agreed": 1, "open": 2}
+    (agreed,) = queue.agreed()
+    assert (agreed.label, agreed.correction) == ("bad", "Canberra")
+    assert [(one.reviewer, one.label, one.correction) for one in agreed.labels] == [
+        ("anna", "good", None),
+        ("ben", "bad", "Canberra"),
+        ("cleo", "bad", None),
+    ]
+    anna, ben, cleo = queue.reviewers()
+    assert [(one.settled, one.agreed) for one in (anna, ben, cleo)] == [(1, 0), (1, 1), (1, 1)]
+    skipped = queue.lease("anna")
+    assert skipped is not None
+    assert queue.skip("anna", skipped.request_id) == opened
+
+
+def test_a_gold_item_measures_and_is_not_closed(rig: Rig, queue: LabelQueue) -> None:
+    queue.set_gold(request_id(3), "bad")
+    seen = []
+    for _ in range(3):
+        task = queue.lease("anna")
+        if task is not None:
+            seen.append(task.request_id)
+            queue.submit("anna", task.request_id, "bad")
+    assert seen == [request_id(1), request_id(2)], "gold items settle nothing and never come alone"
+    with psycopg.connect(rig.server.owner_dsn) as owner:
+        owner.execute("SELECT set_config('fairlane.tenant', '*', true)")
+        lease = "UPDATE label_items SET lease_holder = 'anna', lease_until_ms = %s WHERE request_id = %s"
+        owner.execute(lease, (now_ms() + 60_000, request_id(3)))
+    assert queue.submit("anna", request_id(3), "good") == ItemOutcome(ItemState.OPEN)
+    (anna,) = queue.reviewers()
+    assert (anna.gold, anna.gold_right) == (1, 0)
+    with pytest.raises(LabelError, match="no item of this request"):
+        queue.set_gold(request_id(9), "bad")
+
+
+def test_another_tenant_sees_and_judges_nothing(rig: Rig, queue: LabelQueue) -> None:
+    rig.allow("globex")
+    task = queue.lease("anna")
+    assert task is not None
+    with LabelQueue(rig.server.operator_dsn, "globex") as others:
+        assert others.lease("anna") is None
+        with pytest.raises(LabelError, match="no item of this request"):
+            others.submit("anna", task.request_id, "good")
+        assert list(others.agreed()) == []
+
+
+@pytest.mark.parametrize(("label", "reviewer"), [("", "anna"), ("x" * 257, "anna"), ("good", ""), ("good", "a\nb")])
+def test_an_invalid_argument_is_named(queue: LabelQueue, label: str, reviewer: str) -> None:
+    with pytest.raises(LabelError, match=r"(label|reviewer): must"):
+        queue.submit(reviewer, request_id(1), label)
+
+
+@pytest.mark.usefixtures("queue")
+def test_the_commands_lease_judge_and_export(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("POSTGRES_DSN", rig.server.operator_dsn)
+
+    def run(*arguments: str, code: int = 0) -> Any:
+        with pytest.raises(SystemExit) as ended:
+            main(("labels", *arguments, "--tenant", "acme", "--json"))
+        shown = capsys.readouterr()
+        assert ended.value.code == code, shown.err
+        return shown.err if code else json.loads(shown.out)
+
+    for reviewer in ("anna", "ben"):
+        item = run("next", "--reviewer", reviewer)["item"]
+        said = run("submit", item["request_id"], "bad", "--reviewer", reviewer, "--correction", "Canberra")
+    assert said["item"] == {"request_id": item["request_id"], "state": "agreed", "label": "bad"}
+    evaluation, chat = tmp_path / "set.jsonl", tmp_path / "chat.jsonl"
+    assert run("export", "--out", str(evaluation))["exported"]["lines"] == 1
+    assert run("export", "--format", "chat", "--out", str(chat))["exported"]["lines"] == 1
+    (line,) = map(json.loads, evaluation.read_text().splitlines())
+    assert (line["expected"], line["provenance"]["model_version"]) == ("Canberra", "2")
+    (example,) = map(json.loads, chat.read_text().splitlines())
+    assert example == {
+        "messages": [
+            {"role": "user", "content": QUESTION.content},
+            {"role": "assistant", "content": "Canberra"},
+        ]
+    }
+    (beside,) = map(json.loads, Path(f"{chat}.provenance").read_text().splitlines())
+    assert beside == line["provenance"]
+    assert stat.S_IMODE(chat.stat().st_mode) == 0o600
+    assert "exists" in run("export", "--out", str(chat), code=1)
+    assert run("stats")["items"] == {"agreed": 1, "open": 2}

@@ -1,0 +1,48 @@
+"""What the queue of labels is filled with: its bound, and the input of an item."""
+
+import base64
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlane.records import InferenceRequest, Message, Passage, RequestInput, SourceCoordinate, WorkItem
+from stream_processors.recorder.label_collector import LabelSource, within_bound
+from stream_processors.recorder.label_sources import input_of
+
+PLACE = SourceCoordinate("priority.p.normal", 0, 1)
+
+
+@given(
+    st.lists(st.sampled_from(["acme", "globex", "initech"]), max_size=30),
+    st.dictionaries(st.sampled_from(["acme", "globex"]), st.integers(0, 12)),
+    st.integers(0, 8),
+)
+def test_no_tenant_gets_more_open_items_than_the_bound_and_none_less_than_it_may(
+    tenants: list[str], queued: dict[str, int], most: int
+) -> None:
+    found = [LabelSource(tenant, f"r-{number}", "feedback", PLACE) for number, tenant in enumerate(tenants)]
+    kept = within_bound(found, queued, most)
+    assert [one for one in found if one in kept] == kept, "in their order"
+    for tenant in set(tenants):
+        room = max(0, most - queued.get(tenant, 0))
+        assert sum(one.tenant == tenant for one in kept) == min(room, tenants.count(tenant))
+
+
+def item(content: RequestInput, **fields: object) -> WorkItem:
+    request = InferenceRequest("r-1", "words", "generate", content)
+    return WorkItem(request, "acme", "p", "2", "normal", 1, 1, 1, 1, 1, "replies.acme", "d", PLACE, **fields)  # type: ignore[arg-type]  # fields of the item
+
+
+def test_an_item_has_what_the_model_got() -> None:
+    asked = Message("user", "And now?")
+    assert input_of(item(RequestInput(messages=(asked,)))) == {"messages": [{"role": "user", "content": "And now?"}]}
+    told = item(
+        RequestInput(prompt="p"), history=(Message("user", "Hello"),), passages=(Passage("p-1", "a passage", 0.5),)
+    )
+    assert input_of(told) == {
+        "prompt": "p",
+        "history": [{"role": "user", "content": "Hello"}],
+        "passages": [{"passage_id": "p-1", "text": "a passage", "score": 0.5}],
+    }
+    picture = input_of(item(RequestInput(image=b"\x89PNG")))
+    assert base64.b64decode(picture["image"]) == b"\x89PNG"

@@ -1,0 +1,100 @@
+"""Exports of agreed labels: what is expected, what is an example for fine-tuning, and where each is from."""
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fairlane_server.labelling.decisions import GivenLabel
+from fairlane_server.labelling.exports import AgreedItem, evaluation_line, fine_tuning_lines, reviewer_id
+
+GOOD = AgreedItem(
+    request_id="r-1",
+    origin="feedback",
+    model="words",
+    model_version="2",
+    arm="new",
+    task="generate",
+    input={
+        "history": [{"role": "user", "content": "Hello"}, {"role": "assistant", "content": "Hi."}],
+        "messages": [{"role": "user", "content": "What is the capital of Australia?"}],
+    },
+    output={"text": "Canberra."},
+    guardrails=[{"stage": "input", "check": "pii", "verdict": "passed", "types": []}],
+    correction="by the user",
+    label="good",
+    answered_at_ms=10,
+    closed_at_ms=20,
+    labels=(GivenLabel("anna", "good"), GivenLabel("cleo", "bad", "no"), GivenLabel("ben", "good")),
+)
+BAD = replace(
+    GOOD,
+    output={"text": "Sydney."},
+    label="bad",
+    labels=(GivenLabel("anna", "bad", "Canberra"), GivenLabel("ben", "bad", "Canberra, since 1913.")),
+)
+
+
+def expected(item: AgreedItem) -> Any:
+    return evaluation_line(item, "acme")["expected"]
+
+
+def test_a_good_answer_is_expected_a_bad_one_is_replaced_by_its_latest_correction() -> None:
+    assert expected(GOOD) == "Canberra."
+    assert expected(BAD) == "Canberra, since 1913."
+    uncorrected = replace(BAD, labels=(GivenLabel("anna", "bad"), GivenLabel("ben", "bad")))
+    assert expected(uncorrected) == "by the user"
+    assert expected(replace(uncorrected, correction=None)) is None
+    assert expected(replace(GOOD, task="classify", label="7", output={})) == "7"
+
+
+def test_a_line_says_where_it_is_from_and_names_no_reviewer() -> None:
+    line = evaluation_line(GOOD, "acme")
+    assert line["provenance"] == {
+        "request_id": "r-1",
+        "tenant": "acme",
+        "consent": "evaluation: allowed",
+        "origin": "feedback",
+        "model": "words",
+        "model_version": "2",
+        "arm": "new",
+        "answered_at_ms": 10,
+        "agreed_at_ms": 20,
+        "label": "good",
+        "reviewers": [reviewer_id("acme", "anna"), reviewer_id("acme", "ben")],
+    }
+    assert not {"anna", "ben"} & set(json.dumps(line).replace('"', " ").split())
+    assert reviewer_id("acme", "anna") != reviewer_id("globex", "anna")
+
+
+def test_a_fine_tuning_line_is_the_chat_with_the_expected_answer() -> None:
+    lines = fine_tuning_lines(BAD, "acme")
+    assert lines is not None
+    assert lines.example == {
+        "messages": [
+            {"role": "user", "content": "Hello"},
+            {"role": "assistant", "content": "Hi."},
+            {"role": "user", "content": "What is the capital of Australia?"},
+            {"role": "assistant", "content": "Canberra, since 1913."},
+        ]
+    }
+    assert lines.provenance["request_id"] == "r-1"
+    prompt = fine_tuning_lines(replace(GOOD, input={"prompt": "2 + 2 ="}), "acme")
+    assert prompt is not None
+    assert prompt.example["messages"][0] == {"role": "user", "content": "2 + 2 ="}
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"task": "classify"},
+        {"label": "bad", "labels": (), "correction": None},
+        {"input": GOOD.input | {"passages": [{"passage_id": "p", "text": "t", "score": 1}]}},
+        {"input": {}},
+        {"guardrails": [{"stage": "input", "check": "pii", "verdict": "redacted", "types": ["email"]}]},
+        {"guardrails": [{"stage": "output", "check": "secrets", "verdict": "blocked", "types": []}]},
+    ],
+)
+def test_what_is_no_example_is_left_out(fields: dict[str, Any]) -> None:
+    assert fine_tuning_lines(replace(GOOD, **fields), "acme") is None

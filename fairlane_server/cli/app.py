@@ -20,6 +20,7 @@ from fairlane_server.cli import (
     dlq,
     explain,
     keys,
+    model_registry,
     models,
     prices,
     routes,
@@ -57,6 +58,8 @@ app.add_typer(conversations.app, name="conversations")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
+models.models.command("register")(model_registry.register_models)
+models.models.command("sync")(model_registry.sync_models)
 app.command("audit")(audit.audit_command)
 app.command("anomalies")(anomalies.anomalies_command)
 app.command("budgets")(budgets.budgets_command)

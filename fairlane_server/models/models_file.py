@@ -5,10 +5,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from fairlane.names import MODEL_PATTERN
 from fairlane.outcomes import Task
 from fairlane.records import ModelMetric, ModelVersion
+from fairlane_server.artifacts.digest import DIGEST_PATTERN
 from fairlane_server.models.routes import ALIAS_PATTERN, CHAMPION, VERSION_PATTERN
 from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_yaml_with_lines
 
@@ -90,12 +92,19 @@ def _check_smaller(node: YamlNode, model: ModelVersion, models: Sequence[ModelVe
 
 def _model(entry: YamlNode) -> tuple[ModelVersion, tuple[str, ...]]:
     """A version and its aliases."""
-    given = entry.read(_REQUIRED, _OPTIONAL)
+    given = entry.read({**SERVED, "version": partial(YamlNode.string, pattern=VERSION_PATTERN)}, _OPTIONAL)
+    if "artifact_digest" in given and "source" not in given:
+        raise entry.fields["artifact_digest"].error("needs `source`, from which the files of this digest come")
+    aliases = given.pop("aliases", ())
+    return version_of(entry, given), aliases
+
+
+def version_of(entry: YamlNode, given: dict[str, Any]) -> ModelVersion:
+    """The version that an entry describes, from the values of its fields. Raises ConfigError."""
     if given["pool"] in given.get("dedicated_pools", ()):
         item = entry.fields["dedicated_pools"].items[given["dedicated_pools"].index(given["pool"])]
         raise item.error(f"{given['pool']!r} is the model's shared pool")
-    aliases = given.pop("aliases", ())
-    return ModelVersion(**given.pop("limits"), **given), aliases
+    return ModelVersion(**given.pop("limits"), **given)
 
 
 def _relative_path(node: YamlNode) -> str:
@@ -117,23 +126,28 @@ _LIMITS: dict[str, Reader] = {
     "max_output_tokens": partial(YamlNode.integer, minimum=0),
 }
 _OPTIONAL_LIMITS: dict[str, Reader] = {"max_batch_size": _whole, "max_batch_tokens": _whole}
-_REQUIRED: dict[str, Reader] = {
+SERVED: dict[str, Reader] = {
     "model": partial(YamlNode.string, pattern=MODEL_PATTERN),
-    "version": partial(YamlNode.string, pattern=VERSION_PATTERN),
     "pool": partial(YamlNode.string, pattern=_POOL),
     "engine": partial(YamlNode.string, pattern=_ENGINE),
     "tasks": partial(YamlNode.choices, kind="task", known=tuple(Task), least=1),
     "path": _relative_path,
     "limits": lambda node: node.read(_LIMITS, _OPTIONAL_LIMITS),
 }
-_OPTIONAL: dict[str, Reader] = {
-    "aliases": partial(YamlNode.strings, pattern=ALIAS_PATTERN),
+"""What every entry says of how a version is served."""
+SERVED_OPTIONS: dict[str, Reader] = {
     "dedicated_pools": partial(YamlNode.strings, pattern=_POOL),
     "smaller_model": partial(YamlNode.string, pattern=MODEL_PATTERN),
     "dtype": partial(YamlNode.choice, kind="data type", known=_DTYPES),
     "quantization": partial(YamlNode.string, pattern=_QUANTIZATION),
     "tensor_parallel_size": _whole,
+}
+"""What an entry may say of it."""
+_OPTIONAL: dict[str, Reader] = {
+    **SERVED_OPTIONS,
+    "aliases": partial(YamlNode.strings, pattern=ALIAS_PATTERN),
     "source": YamlNode.string,
+    "artifact_digest": partial(YamlNode.string, pattern=DIGEST_PATTERN),
     "signature": YamlNode.string,
     "requirements": YamlNode.strings,
     "metrics": _metrics,

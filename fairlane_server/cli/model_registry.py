@@ -11,9 +11,7 @@ from typing import Annotated
 import typer
 
 from fairlane.backoff import Backoff
-from fairlane.clock import now_ms
 from fairlane.logs import get_logger
-from fairlane.names import MODEL_CHANGES_ID
 from fairlane.records import ModelRoute, ModelVersion
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
@@ -23,9 +21,8 @@ from fairlane_server.artifacts.source import StoppedError
 from fairlane_server.artifacts.store import artifact_store, mlflow_source
 from fairlane_server.artifacts.sync import Registry, SyncReport, VersionReader, plan_sync, proposed
 from fairlane_server.artifacts.sync_file import FollowedModel, read_followed_models
+from fairlane_server.cli.models import author_of, change_of
 from fairlane_server.cli.output import AsJson, BootstrapServers, fail, settings_with, show
-from fairlane_server.command_author import command_author
-from fairlane_server.control.exclusive_change import ExclusiveChange
 from fairlane_server.control.published_models import key_of, model_topic
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.models.catalog import ModelRecord
@@ -57,7 +54,7 @@ def register_models(
     versions = [_with_digest(one, digest) for one in read_models(file).versions]
     if digest is not None and len(versions) != 1:
         fail(f"--digest: {file} has {len(versions)} versions; give each its artifact_digest")
-    author = Author(command_author(), now_ms())
+    author = author_of("")
     found = _fetched(settings, file, versions)
     made: list[ModelVersion] = []
 
@@ -68,7 +65,7 @@ def register_models(
             fail(f"{file}: {error}")
         return [one for one in made if one not in published.values()], ()
 
-    ExclusiveChange(settings, MODEL_CHANGES_ID).make(model_topic(settings, codec_for(settings)), decided)
+    change_of(settings).make(model_topic(settings, codec_for(settings)), decided)
     names = [key_of(one) for one in made]
     digests = {key_of(one): one.artifact_digest for one in made if one.artifact_digest}
     result: dict[str, object] = {"registered": names}
@@ -216,7 +213,7 @@ class Syncer:
             report.failed[key] = f"this version is published, and not from {taken.reference}: set a version_prefix"
         found = self._reader.fetch_new(followed, plan.new, report)
         if found:
-            self._publish(lambda published: proposed(followed, found, published, _author()), report)
+            self._publish(lambda published: proposed(followed, found, published, author_of("models sync")), report)
         if verify:
             self._reader.verify(model, plan.known, report)
 
@@ -227,7 +224,7 @@ class Syncer:
             made[:] = decide(published)
             return made, ()
 
-        ExclusiveChange(self._settings, MODEL_CHANGES_ID).make(self._control, decided)
+        change_of(self._settings).make(self._control, decided)
         report.registered += [key_of(one) for one in made if isinstance(one, ModelVersion)]
         report.aliases |= {
             f"{one.model}@{alias}": version
@@ -235,10 +232,6 @@ class Syncer:
             if isinstance(one, ModelRoute)
             for alias, version in one.aliases.items()
         }
-
-
-def _author() -> Author:
-    return Author(command_author(), now_ms(), "models sync")
 
 
 def _text(report: SyncReport) -> str:

@@ -41,7 +41,9 @@ def store_of(folder: Path, sources: dict[str, OpenSource] | None = None, max_byt
     return ArtifactStore(sources or {}, FolderSource(Path("/")), cache_of(folder, max_bytes))
 
 
-def cached(cache: ArtifactCache, origin: Path, digest: str | None = None, stop: StopWait = never_stop) -> CachedArtifact:
+def cached(
+    cache: ArtifactCache, origin: Path, digest: str | None = None, stop: StopWait = never_stop
+) -> CachedArtifact:
     """The folder ``origin`` in the cache, under the digest that it has or is said to have."""
     source = FolderSource(origin.parent)
     artifact = source.resolve(origin.name)

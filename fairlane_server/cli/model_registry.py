@@ -22,7 +22,7 @@ from fairlane_server.artifacts.store import artifact_store, mlflow_source
 from fairlane_server.artifacts.sync import Registry, SyncReport, VersionReader, plan_sync, proposed
 from fairlane_server.artifacts.sync_file import FollowedModel, read_followed_models
 from fairlane_server.cli.models import author_of, change_of
-from fairlane_server.cli.output import AsJson, BootstrapServers, fail, settings_with, show
+from fairlane_server.cli.output import FAILURE, AsJson, BootstrapServers, fail, settings_with, show
 from fairlane_server.control.published_models import key_of, model_topic
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.models.catalog import ModelRecord
@@ -90,16 +90,12 @@ def _with_digest(version: ModelVersion, digest: str | None) -> ModelVersion:
 def _fetched(settings: Settings, file: Path, versions: list[ModelVersion]) -> dict[str, FetchedArtifact]:
     """By the keys of the versions with a source. Ends the command when one cannot be had."""
     store, found = artifact_store(settings), {}
-    stop = StopSignal()
-    stop.install()
     for one in versions:
         if one.source is not None:
             try:
-                found[key_of(one)] = fetch_artifact(store, one, stop.wait)
+                found[key_of(one)] = fetch_artifact(store, one, StopSignal().wait)
             except ArtifactError as error:
                 fail(f"{file}: version {one.version} of {one.model}: {error}")
-            except StoppedError:
-                fail("stopped; nothing is registered")
     return found
 
 
@@ -138,15 +134,15 @@ def sync_models(
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     followed = read_followed_models(file)
     stop = StopSignal()
-    stop.install()
     try:
         syncer = Syncer(settings, mlflow_source(settings), stop)
         if once:
             report = syncer.run(followed, verify=verify_every > 0)
             show(asdict(report), _text(report), as_json=as_json)
             if not report.is_good:
-                raise typer.Exit(1)
+                raise typer.Exit(FAILURE)
             return
+        stop.install()
         _follow(syncer, settings, stop, followed, every, verify_every, as_json=as_json)
     except ArtifactError as error:
         fail(str(error))

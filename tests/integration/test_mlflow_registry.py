@@ -266,9 +266,8 @@ def test_register_resolves_an_alias_once_and_for_all(run: Run, server: MlflowRig
     server.set_alias(unique, "best", "1")
     file = tmp_path / "new.yaml"
     source = f'version: "2"\n    source: "models:/{unique}@best"'
-    file.write_text(
-        (tmp_path / "models.yaml").read_text().replace('version: "1"', source).replace("path: tiny", "path: .")
-    )
+    text = (tmp_path / "models.yaml").read_text().replace("path: tiny", "path: .")
+    file.write_text(text.replace('version: "1"', source))
     code, made, _ = run("models", "register", str(file))
     digest = digest_of_folder(server.folder_of(unique, "1"))
     assert (code, made) == (0, {"registered": ["tiny/2"], "artifact_digests": {"tiny/2": digest}})

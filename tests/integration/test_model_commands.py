@@ -9,9 +9,11 @@ import pytest
 
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.artifacts.digest import digest_of_folder
 from fairlane_server.control.exclusive_change import ExclusiveChange
 from fairlane_server.control.published_models import model_topic
 from fairlane_server.models.changes import Author, with_alias
+from tests.kit.artifact_kit import FILES, write_files
 from tests.kit.command_kit import MODELS, Run, command_runner, edit, write_deployment
 from tests.kit.stack import PostgresServer, migrated_database
 
@@ -115,6 +117,61 @@ def test_a_version_never_changes_in_what_determines_its_answers(run: Run, folder
     code, _, complaint = run("models", "apply")
     assert code == 1
     assert "version 1 of tiny is published with another path" in complaint
+
+
+def test_a_version_is_registered_with_the_digest_of_its_files(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELS_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("MODELS_DIR", str(folder))
+    origin = write_files(folder / "origin", FILES | {"requirements.txt": b"torch==2.13.0"})
+    digest = digest_of_folder(origin)
+    run("models", "apply")
+    text = MODELS.replace('version: "1"', 'version: "2"\n    source: origin').replace("path: tiny", "path: weights")
+    (folder / "more.yaml").write_text(text)
+    register = ("models", "register", str(folder / "more.yaml"))
+    expected = {"registered": ["tiny/2"], "artifact_digests": {"tiny/2": digest}}
+    assert run(*register)[:2] == (0, expected)
+    (made,) = (one for one in run("models", "list")[1]["models"] if one["version"] == "2")
+    assert (made["source"], made["artifact_digest"]) == ("origin", digest)
+    assert made["requirements"] == ["torch==2.13.0"]
+    assert run(*register, "--digest", digest)[:2] == (0, expected), "may be repeated"
+
+    (origin / "model.json").write_bytes(b"{}")
+    code, _, complaint = run(*register)
+    assert code == 1
+    assert "version 2 of tiny is published with another artifact_digest" in complaint
+    (folder / "more.yaml").write_text(text.replace('"2"', '"3"'))
+    code, _, complaint = run(*register, "--digest", f"sha256:{'0' * 64}")
+    assert code == 1
+    assert f"and was registered with sha256:{'0' * 64}" in complaint
+
+    # What the file of the consumers says of it later.
+    both = text.replace("source: origin", f"source: origin\n    artifact_digest: {digest}")
+    (folder / "models.yaml").write_text(
+        MODELS.replace('"1"', '"1"\n    aliases: [champion]') + both.removeprefix("models:\n")
+    )
+    assert run("models", "apply")[1]["published"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "reason"),
+    [
+        ("source: none", (), "version 2 of tiny: "),
+        ("source: gs://bucket/x", (), "no such source; known: s3://, models:/ and folders"),
+        ("source: models:/x/1", (), "models:/ needs MLFLOW_TRACKING_URI"),
+        ("dtype: float32", ("--digest", f"sha256:{'0' * 64}"), "has no source"),
+        ("source: none", ("--digest", "md5:1"), "must be sha256: and 64 hexadecimal digits"),
+    ],
+)
+def test_a_version_whose_files_cannot_be_had_is_not_registered(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, more: str, options: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.setenv("MODELS_CACHE_DIR", str(folder / "cache"))
+    (folder / "more.yaml").write_text(MODELS.replace('version: "1"', f'version: "2"\n    {more}'))
+    code, _, complaint = run("models", "register", str(folder / "more.yaml"), *options)
+    assert code == 1
+    assert reason in complaint
 
 
 RULES = """\

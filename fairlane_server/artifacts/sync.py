@@ -1,7 +1,8 @@
 """Follows a registry of models: which of its versions are new here, and whether those that are known are unchanged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from time import monotonic
 from typing import Protocol
 
 from fairlane import metrics
@@ -10,9 +11,10 @@ from fairlane.records import ModelVersion
 from fairlane_server.artifacts.digest import ArtifactError
 from fairlane_server.artifacts.mlflow import RegistryVersion
 from fairlane_server.artifacts.registration import FetchedArtifact, fetch_artifact
-from fairlane_server.artifacts.source import StopWait
+from fairlane_server.artifacts.source import ArtifactUnavailableError, StopWait
 from fairlane_server.artifacts.store import ArtifactStore
 from fairlane_server.artifacts.sync_file import FollowedModel
+from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.models.catalog import ModelRecord
 from fairlane_server.models.changes import (
     API,
@@ -29,6 +31,7 @@ from fairlane_server.models.routes import version_key
 
 log = get_logger(__name__)
 
+_REFUSED_FOR_S = 3_600.0
 MOST_NEW = 20
 """Versions of one model that one pass registers; the next goes on."""
 
@@ -127,6 +130,13 @@ class SyncReport:
     verified: list[str] = field(default_factory=list)
     changed: list[str] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
+    is_away: bool = False
+    """Whether something failed because a server did not answer."""
+
+    def fail(self, name: str, error: Exception) -> None:
+        """Note why a model or a version was left out."""
+        self.failed[name] = str(error)
+        self.is_away |= isinstance(error, ArtifactUnavailableError | ClusterError)
 
     @property
     def is_good(self) -> bool:
@@ -134,11 +144,14 @@ class SyncReport:
 
 
 class VersionReader:
-    """Reads the files of new and of known versions."""
+    """Reads the files of new and of known versions; one whose files cannot be used is read again after an hour."""
 
-    def __init__(self, store: ArtifactStore, stop: StopWait) -> None:
+    def __init__(self, store: ArtifactStore, stop: StopWait, clock: Callable[[], float] = monotonic) -> None:
         self._store = store
         self._stop = stop
+        self._clock = clock
+        self._refused: dict[str, tuple[float, str]] = {}
+        """When and why, by reference in the registry."""
 
     def fetch_new(
         self, followed: FollowedModel, new: Sequence[RegistryVersion], report: SyncReport
@@ -146,13 +159,19 @@ class VersionReader:
         """The new versions whose files can be used, into the cache. Raises StoppedError."""
         found: list[tuple[RegistryVersion, FetchedArtifact]] = []
         for one in new:
-            name = name_here(followed, one)
+            asked = replace(followed.template, version=name_here(followed, one), source=one.reference)
+            key = version_key(asked.model, asked.version)
+            refused_at_s, why = self._refused.get(one.reference, (-_REFUSED_FOR_S, ""))
+            if self._clock() - refused_at_s < _REFUSED_FOR_S:
+                report.failed[key] = why
+                continue
             try:
-                asked = replace(followed.template, version=name, source=one.reference)
                 found.append((one, fetch_artifact(self._store, asked, self._stop)))
             except ArtifactError as error:
-                report.failed[version_key(followed.template.model, name)] = str(error)
-                log.warning("version_left_out", model=followed.template.model, version=name, reason=str(error))
+                report.fail(key, error)
+                if not isinstance(error, ArtifactUnavailableError):
+                    self._refused[one.reference] = (self._clock(), str(error))
+                log.warning("version_left_out", model=asked.model, version=asked.version, reason=str(error))
         return found
 
     def verify(self, model: str, known: Sequence[tuple[RegistryVersion, ModelVersion]], report: SyncReport) -> None:
@@ -163,7 +182,7 @@ class VersionReader:
             try:
                 found = self._store.digest(self._store.resolve(one.reference), self._stop)
             except ArtifactError as error:
-                report.failed[reference] = str(error)
+                report.fail(reference, error)
                 continue
             if found == version.artifact_digest:
                 report.verified.append(reference)

@@ -164,17 +164,18 @@ def _follow(
     health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
     health.start()
     backoff = Backoff(every_s, max(every_s, _LONGEST_WAIT_S))
-    failures, verified_at_s = 0, -verify_every_s
+    failures, verified_at_s, shown = 0, -verify_every_s, SyncReport()
     try:
         while not stop.stopping:
             verify = bool(verify_every_s) and monotonic() - verified_at_s >= verify_every_s
             report = syncer.run(followed, verify=verify)
             if verify:
                 verified_at_s = monotonic()
-            if report.registered or not report.is_good or verify:
+            if report != shown:
                 typer.echo(json.dumps(asdict(report)) if as_json else _text(report))
-            failures = 0 if not report.failed else failures + 1
-            readiness.set("registry", None if not report.failed else "; ".join(report.failed.values()))
+                shown = report
+            failures = failures + 1 if report.is_away else 0
+            readiness.set("registry", "; ".join(report.failed.values()) if report.is_away else None)
             stop.wait(every_s if not failures else backoff.delay_s(failures, random.random()))  # noqa: S311 - jitter
     finally:
         health.stop()
@@ -196,7 +197,7 @@ class Syncer:
             try:
                 self._sync(one, report, verify=verify)
             except (ArtifactError, ImmutableVersionError, ClusterError) as error:
-                report.failed[one.template.model] = str(error)
+                report.fail(one.template.model, error)
                 log.warning("sync_failed", model=one.template.model, reason=str(error))
         return report
 

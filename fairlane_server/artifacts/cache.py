@@ -28,7 +28,6 @@ from fairlane_server.artifacts.digest import (
     DIGEST_PATTERN,
     ArtifactError,
     digest_of_folder,
-    files_below,
 )
 from fairlane_server.artifacts.locks import FileLock, LockTimeoutError
 from fairlane_server.artifacts.source import StopWait, check_going_on
@@ -113,12 +112,6 @@ class ArtifactCache:
                 use.release()
                 raise
 
-    def listing(self, digest: str) -> dict[str, int] | None:
-        """The files of an artifact and their sizes, unread; None if it is not here."""
-        with suppress(ArtifactError):
-            return {file.path: file.size_bytes for file in files_below(self._entry(digest))}
-        return None
-
     def _fetch(self, digest: str, size_bytes: int, fill: Fill, stop: StopWait) -> None:
         with self._download(size_bytes, fill, stop) as folder:
             found = digest_of_folder(folder, self.max_bytes, partial(check_going_on, stop))
@@ -135,7 +128,7 @@ class ArtifactCache:
         with self._room(stop):
             self._make_room(size_bytes)
             folder.mkdir(mode=0o700)
-            lock = FileLock.try_on(folder)
+            lock = FileLock.try_on_folder(folder)
         try:
             fill(folder)
             yield folder
@@ -195,7 +188,7 @@ class ArtifactCache:
     def _bytes_of_download(folder: Path, size_bytes: int) -> int:
         """What a download will take; 0 for one whose process is gone, which is removed."""
         try:
-            lock = FileLock.try_on(folder)
+            lock = FileLock.try_on_folder(folder)
         except OSError:
             # It has just ended.
             return 0
@@ -247,4 +240,10 @@ class ArtifactCache:
 
 
 def _bytes_below(folder: Path) -> int:
-    return sum(file.lstat().st_size for file in folder.rglob("*") if not file.is_dir())
+    """The size of what is in a folder; another process may be removing it."""
+    size_bytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                size_bytes += Path(parent, name).lstat().st_size
+    return size_bytes

@@ -22,9 +22,16 @@ class FileLock:
 
     @classmethod
     def try_on(cls, path: Path, *, shared: bool = False) -> "FileLock | None":
-        """Lock a file, which is made if needed, or a folder; None when it is locked otherwise. Raises OSError."""
-        flags = os.O_RDONLY if path.is_dir() else os.O_RDWR | os.O_CREAT
-        descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+        """Lock a file, which is made if needed; None when it is locked otherwise. Raises OSError."""
+        return cls._try(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), shared=shared)
+
+    @classmethod
+    def try_on_folder(cls, path: Path) -> "FileLock | None":
+        """Lock a folder; None when it is locked. Raises OSError."""
+        return cls._try(os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC), shared=False)
+
+    @classmethod
+    def _try(cls, descriptor: int, *, shared: bool) -> "FileLock | None":
         try:
             fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -135,7 +135,7 @@ def sync_models(
     followed = read_followed_models(file)
     stop = StopSignal()
     try:
-        syncer = Syncer(settings, mlflow_source(settings), stop)
+        syncer = Syncer(settings, stop)
         if once:
             report = syncer.run(followed, verify=verify_every > 0)
             show(asdict(report), _text(report), as_json=as_json)
@@ -184,9 +184,10 @@ def _follow(
 class Syncer:
     """Passes over the followed models. Each does all that is left to do: it remembers nothing of the ones before."""
 
-    def __init__(self, settings: Settings, registry: Registry, stop: StopSignal) -> None:
+    def __init__(self, settings: Settings, stop: StopSignal) -> None:
+        """Raises ArtifactError for settings that name no registry."""
         self._settings = settings
-        self._registry = registry
+        self._registry: Registry = mlflow_source(settings)
         self._reader = VersionReader(artifact_store(settings), stop.wait)
         self._control = model_topic(settings, codec_for(settings))
 

@@ -3,6 +3,7 @@
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from fairlane_server.models.changes import Author, with_alias
 from tests.kit.artifact_kit import FILES, write_files
 from tests.kit.command_kit import MODELS, Run, command_runner, edit, write_deployment
 from tests.kit.stack import PostgresServer, migrated_database
+from tests.kit.stub_registry import StubRegistry
 
 pytestmark = pytest.mark.broker
 
@@ -172,6 +174,48 @@ def test_a_version_whose_files_cannot_be_had_is_not_registered(
     code, _, complaint = run("models", "register", str(folder / "more.yaml"), *options)
     assert code == 1
     assert reason in complaint
+
+
+SYNC = """\
+models:
+  - registered_model: m
+    model: tiny
+    version_prefix: r
+    alias: candidate
+    pool: generate
+    engine: simulated
+    tasks: [generate]
+    path: .
+    limits: {max_context_tokens: 128, max_output_tokens: 16}
+"""
+
+
+def test_new_versions_of_a_registry_are_registered_once(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a real MLflow server: tests/integration/test_mlflow_registry.py."""
+    monkeypatch.setenv("MODELS_CACHE_DIR", str(folder / "cache"))
+    (folder / "sync.yaml").write_text(SYNC)
+    sync = ("models", "sync", str(folder / "sync.yaml"), "--once")
+    assert "models:/ needs MLFLOW_TRACKING_URI" in run(*sync)[2]
+    run("models", "apply")
+    with closing(StubRegistry()) as registry:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", registry.url)
+        registry.answers["search"] = {"model_versions": [{"name": "m", "version": "3"}]}
+        registry.answers["a"] = (200, b"x", {})
+        code, report, _ = run(*sync)
+        assert (code, report["registered"]) == (0, ["tiny/r3"])
+        assert report["aliases"] == {"tiny@champion": "1", "tiny@candidate": "r3"}
+        before = run("models", "list")[1]
+        code, report, _ = run(*sync)
+        assert (code, report["registered"], report["verified"]) == (0, [], ["tiny/r3"])
+        registry.answers["a"] = (200, b"y", {})
+        code, report, _ = run(*sync)
+        assert (code, report["changed"]) == (1, ["tiny/r3"])
+        assert run("models", "list")[1] == before
+        registry.answers["search"] = (503, b"", {})
+        code, report, _ = run(*sync)
+        assert (code, report["is_away"], list(report["failed"])) == (1, True, ["tiny"])
 
 
 RULES = """\

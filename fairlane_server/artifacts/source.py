@@ -87,13 +87,14 @@ def _with_retries(
 ) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _write(source, artifact, file, target, stop)
+            _write(source, artifact, file, target, stop)
         except ArtifactUnavailableError:
             if attempt == _ATTEMPTS:
                 raise
-            if stop(_BACKOFF.delay_s(attempt, random.random())):  # noqa: S311 - jitter
-                raise StoppedError from None
-    raise AssertionError("unreachable")
+        else:
+            return
+        if stop(_BACKOFF.delay_s(attempt, random.random())):  # noqa: S311 - jitter
+            raise StoppedError
 
 
 def _write(source: ArtifactSource, artifact: ResolvedArtifact, file: ListedFile, target: Path, stop: StopWait) -> None:

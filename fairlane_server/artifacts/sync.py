@@ -99,7 +99,10 @@ def proposed(
         elif before[version.version].artifact_digest != found.digest:
             raise ImmutableVersionError(f"{version_key(model, version.version)} is published with other files now")
     if made and followed.alias is not None and route_of(published, model) is not None:
-        after = {**published, **{version_key(model, one.version): one for one in made if isinstance(one, ModelVersion)}}
+        after: Published = {
+            **published,
+            **{version_key(model, one.version): one for one in made if isinstance(one, ModelVersion)},
+        }
         last = made[-1]
         assert isinstance(last, ModelVersion)  # noqa: S101 - only versions until here
         route = with_alias(after, model, followed.alias, last.version, author)

@@ -342,7 +342,9 @@ def test_the_files_of_an_engine_are_fetched_before_it_starts_and_kept_while_it_l
     host = EngineHost(FAST, sys.executable, without_settings(os.environ), backoff=QUICK, fetch=fetch)
     host.start(heard)
     heard.loaded()
-    assert host.spec.path == cached(cache, origin).path / MODEL.path
+    ours = cached(cache, origin)
+    assert host.spec.path == ours.path / MODEL.path
+    ours.release()
     with pytest.raises(ArtifactError, match="there is no room"):
         cached(cache, write_files(tmp_path / "other", {"a": b"1"}))
     host.close(WAIT_S)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import httpx
 import pytest
 from pydantic import SecretStr
 
@@ -113,20 +112,6 @@ def test_what_the_registry_has_not_is_said(
     server.register(unique, {"a": b"1"})
     with pytest.raises(ArtifactError, match=reason):
         source.resolve(reference.replace("UNIQUE", unique))
-
-
-@pytest.mark.parametrize(
-    "place", ["file:///etc", "mlflow-artifacts://elsewhere:1/0/x", "https://elsewhere/x", "gs://b/x"]
-)
-def test_files_elsewhere_are_refused(server: MlflowRig, source: MlflowSource, unique: str, place: str) -> None:
-    server.call("registered-models/create", name=unique)
-    answer = httpx.post(
-        f"{server.url}/api/2.0/mlflow/model-versions/create", json={"name": unique, "source": place}, timeout=30
-    )
-    if answer.status_code != 200:
-        pytest.skip("this server refuses such a source itself")
-    with pytest.raises(ArtifactError, match="only s3:// and what the tracking server serves itself"):
-        source.resolve(f"models:/{unique}/1")
 
 
 def test_a_server_that_is_away_may_be_asked_again() -> None:

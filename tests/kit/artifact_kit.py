@@ -1,6 +1,7 @@
 """Artifacts of tests: folders, sources that misbehave, and caches."""
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,8 +33,8 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 
-def cache_of(folder: Path, max_bytes: int = GIB, clock: Callable[[], float] | None = None) -> ArtifactCache:
-    return ArtifactCache(folder, max_bytes, 60.0, *(() if clock is None else (clock,)))
+def cache_of(folder: Path, max_bytes: int = GIB, clock: Callable[[], float] = time.time) -> ArtifactCache:
+    return ArtifactCache(folder, max_bytes, 60.0, clock)
 
 
 def store_of(folder: Path, sources: dict[str, OpenSource] | None = None, max_bytes: int = GIB) -> ArtifactStore:

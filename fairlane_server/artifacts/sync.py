@@ -91,23 +91,19 @@ def proposed(
     """
     model = followed.template.model
     before = versions_of(published, model)
-    made: list[ModelRecord] = []
+    new: dict[str, ModelVersion] = {}
     for one, found in artifacts:
         version = version_from(followed, one, found)
+        key = version_key(model, version.version)
         if version.version not in before:
-            made.append(registered(version, None, author, API))
+            new[key] = registered(version, None, author, API)
         elif before[version.version].artifact_digest != found.digest:
-            raise ImmutableVersionError(f"{version_key(model, version.version)} is published with other files now")
-    if made and followed.alias is not None and route_of(published, model) is not None:
-        after: Published = {
-            **published,
-            **{version_key(model, one.version): one for one in made if isinstance(one, ModelVersion)},
-        }
-        last = made[-1]
-        assert isinstance(last, ModelVersion)  # noqa: S101 - only versions until here
-        route = with_alias(after, model, followed.alias, last.version, author)
-        made += [*moved_versions(published, model).values(), route]
-    return made
+            raise ImmutableVersionError(f"{key} is published with other files now")
+    if not new or followed.alias is None or route_of(published, model) is None:
+        return [*new.values()]
+    *_, last = new.values()
+    route = with_alias({**published, **new}, model, followed.alias, last.version, author)
+    return [*new.values(), *moved_versions(published, model).values(), route]
 
 
 def version_from(followed: FollowedModel, one: RegistryVersion, found: FetchedArtifact) -> ModelVersion:

@@ -18,7 +18,6 @@ from fairlane_server.artifacts.source import ArtifactUnavailableError, StoppedEr
 from tests.kit.artifact_kit import FILES, cache_of, cached, contents, never_stop, write_files
 
 KIB = 1 << 10
-WORKER = Path(__file__).parents[2] / "kit" / "artifact_worker.py"
 PATIENCE_S = 60.0
 
 

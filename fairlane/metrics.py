@@ -119,6 +119,12 @@ ENGINE_RESTARTS = Counter(
     "fairlane_engine_restarts_total", "Engine processes that died or were ended", ["model", "end"]
 )
 CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that were not delivered", ["reason"])
+ARTIFACT_FAILURES = Counter(
+    "fairlane_artifact_failures_total", "Versions that were not loaded because of their files", ["model", "reason"]
+)
+ARTIFACTS_CHANGED = Gauge(
+    "fairlane_artifacts_changed", "Registered versions whose files were replaced at their source", ["model"]
+)
 CANCELLED_RUNNING = Counter("fairlane_cancelled_running_total", "Items cancelled while an engine ran them", ["model"])
 GUARDRAIL_VERDICTS = Counter(
     "fairlane_guardrail_verdicts_total", "Verdicts of guardrails", ["tenant", "stage", "check", "verdict"]

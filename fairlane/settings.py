@@ -257,6 +257,22 @@ class Settings(KafkaSettings):
     """CPU threads of a torch engine; 0: torch decides."""
     models_dir: Path = Path(".fairlane/models")
     """Folder that paths in models.yaml are relative to."""
+    models_cache_dir: Path = Path(".fairlane/models-cache")
+    """Folder on a disk of this machine that keeps downloaded models, by digest; its processes share it."""
+    models_cache_max_bytes: int = Field(53_687_091_200, ge=1)
+    """Most bytes of MODELS_CACHE_DIR. For a new model, what no process uses is removed, used longest ago first."""
+    models_cache_timeout_s: float = Field(3_600.0, gt=0)
+    """How long a process waits for another one that downloads the same model."""
+    mlflow_tracking_uri: str | None = Field(None, pattern=r"^https?://[^/@?#]+(/[^?#]*)?$")
+    """Address of the MLflow server whose registry models:/ names, http(s)://HOST:PORT."""
+    mlflow_tracking_token: SecretStr | None = None
+    """Bearer token for MLflow."""
+    mlflow_tracking_username: str | None = None
+    """User for MLflow, without MLFLOW_TRACKING_TOKEN."""
+    mlflow_tracking_password: SecretStr | None = None
+    """Password for MLflow."""
+    mlflow_tracking_server_cert_path: Path | None = None
+    """CA certificates that MLflow's certificate is verified against (PEM); unset: those of the system."""
     models_file: Path = Path("deploy/models.yaml")
     """File that defines the models and the pools that serve them."""
     tenants_file: Path = Path("deploy/tenants.yaml")

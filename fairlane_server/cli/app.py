@@ -22,6 +22,7 @@ from fairlane_server.cli import (
     feedback,
     keys,
     labels,
+    model_registry,
     models,
     prices,
     rollouts,
@@ -63,6 +64,8 @@ app.add_typer(labels.app, name="labels")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
+models.models.command("register")(model_registry.register_models)
+models.models.command("sync")(model_registry.sync_models)
 app.command("audit")(audit.audit_command)
 app.command("anomalies")(anomalies.anomalies_command)
 app.command("budgets")(budgets.budgets_command)

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, fields
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -28,19 +27,17 @@ from fairlane_server.cli.output import (
     utc,
 )
 from fairlane_server.command_author import command_author
-from fairlane_server.control.published_models import key_of, model_topic
+from fairlane_server.control.published_models import model_topic
 from fairlane_server.control.route_change import change_route, model_changes
 from fairlane_server.kafka.cluster_admin import ClusterAdmin
 from fairlane_server.models.catalog import ModelCatalog, ModelRecord
 from fairlane_server.models.changes import (
-    API,
     Author,
     ImmutableVersionError,
     Published,
     check_all,
     managed_by_api,
     of_file,
-    registered,
     versions_of,
     with_alias,
     with_stopped,
@@ -127,36 +124,6 @@ def list_models(bootstrap_servers: BootstrapServers = None, *, as_json: AsJson =
     columns = ("model", "version", "aliases", "pool", "engine", "tasks", "context", "output", "batch", "smaller")
     rows = [_row(version, catalog) for _, version in sorted(catalog.versions.items())]
     show_table(columns, [*rows, *((key, "(unreadable)") for key in unreadable)])
-
-
-@models.command("register")
-def register_models(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Versions in the format of models.yaml.")],
-    bootstrap_servers: BootstrapServers = None,
-    *,
-    as_json: AsJson = False,
-) -> None:
-    """Publish new versions, which get only requests that name them until an alias or a rule does.
-
-    Aliases of the file do not count. The pools must have topics, which `fairlane models apply` creates.
-    """
-    settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
-    versions = read_models(file).versions
-    author = author_of("")
-    made: list[ModelRecord] = []
-
-    def decided(published: Published) -> tuple[list[ModelRecord], tuple[str, ...]]:
-        try:
-            made[:] = [
-                registered(one, versions_of(published, one.model).get(one.version), author, API) for one in versions
-            ]
-        except ImmutableVersionError as error:
-            fail(f"{file}: {error}")
-        return [one for one in made if one not in published.values()], ()
-
-    model_changes(settings).make(model_topic(settings, codec_for(settings)), decided)
-    names = [key_of(one) for one in made]
-    show({"registered": names}, "\n".join(f"{name}: registered" for name in names), as_json=as_json)
 
 
 @models.command("alias")

@@ -25,6 +25,9 @@ _SERVING = frozenset(
 )
 """The fields of a version that may change."""
 
+_DESCRIPTION = ("artifact_digest", "source", "metrics", "signature", "requirements")
+"""The fields that a file may leave to the registration: what was registered with them keeps them."""
+
 _REGISTRATION = frozenset({"registered_at_ms", "registered_by", "managed_by"})
 
 Published = Mapping[str, ModelRecord | None]
@@ -114,9 +117,8 @@ def registered(version: ModelVersion, before: ModelVersion | None, author: Autho
     """
     if before is None:
         return replace(version, registered_at_ms=author.at_ms, registered_by=author.name, managed_by=managed_by)
-    # A file names no digest; what was registered with one keeps it.
-    digest = version.artifact_digest or before.artifact_digest
-    now = replace(version, artifact_digest=digest, **{name: getattr(before, name) for name in _REGISTRATION})
+    described = {name: getattr(version, name) or getattr(before, name) for name in _DESCRIPTION}
+    now = replace(version, **described, **{name: getattr(before, name) for name in _REGISTRATION})
     for field in fields(ModelVersion):
         if field.name not in _SERVING and getattr(now, field.name) != getattr(before, field.name):
             raise ImmutableVersionError(

@@ -10,6 +10,7 @@ from typing import Any
 from fairlane.names import MODEL_PATTERN
 from fairlane.outcomes import Task
 from fairlane.records import ModelMetric, ModelVersion
+from fairlane_server.artifacts.digest import DIGEST_PATTERN
 from fairlane_server.models.routes import ALIAS_PATTERN, CHAMPION, VERSION_PATTERN
 from fairlane_server.yaml_config import Reader, YamlNode, cycle_from, load_json, load_yaml_with_lines
 
@@ -68,11 +69,12 @@ def read_models(path: Path) -> ModelsFile:
 
 
 def version_of_json(model: str, version: str, raw: bytes) -> ModelVersion:
-    """A version from a JSON object with the other keys of an entry of the file, but for ``aliases``. Raises ConfigError
-    with the key and the reason."""
-    required = {name: reader for name, reader in _REQUIRED.items() if name not in ("model", "version")}
-    optional = {name: reader for name, reader in _OPTIONAL.items() if name != "aliases"}
-    return _version(load_json(raw), {"model": model, "version": version}, required, optional)
+    """A version from a JSON object with the other keys of an entry of the file, but for those of aliases, and of files
+    that must be fetched to be registered. Raises ConfigError with the key and the reason."""
+    entry = load_json(raw)
+    required = {name: reader for name, reader in SERVED.items() if name != "model"}
+    optional = {name: _OPTIONAL[name] for name in (*SERVED_OPTIONS, "signature", "requirements", "metrics")}
+    return version_of(entry, {"model": model, "version": version, **entry.read(required, optional)})
 
 
 def _default_champion(
@@ -99,18 +101,18 @@ def _check_smaller(node: YamlNode, model: ModelVersion, models: Sequence[ModelVe
 
 def _model(entry: YamlNode) -> tuple[ModelVersion, tuple[str, ...]]:
     """A version and its aliases."""
-    aliases = entry.fields["aliases"].strings(ALIAS_PATTERN) if "aliases" in entry.fields else ()
-    return _version(entry, {}, _REQUIRED, _OPTIONAL), aliases
+    given = entry.read({**SERVED, "version": partial(YamlNode.string, pattern=VERSION_PATTERN)}, _OPTIONAL)
+    if "artifact_digest" in given and "source" not in given:
+        raise entry.fields["artifact_digest"].error("needs `source`, from which the files of this digest come")
+    aliases = given.pop("aliases", ())
+    return version_of(entry, given), aliases
 
 
-def _version(
-    entry: YamlNode, named: Mapping[str, Any], required: Mapping[str, Reader], optional: Mapping[str, Reader]
-) -> ModelVersion:
-    given = {**named, **entry.read(required, optional)}
+def version_of(entry: YamlNode, given: dict[str, Any]) -> ModelVersion:
+    """The version that an entry describes, from the values of its fields. Raises ConfigError."""
     if given["pool"] in given.get("dedicated_pools", ()):
         item = entry.fields["dedicated_pools"].items[given["dedicated_pools"].index(given["pool"])]
         raise item.error(f"{given['pool']!r} is the model's shared pool")
-    given.pop("aliases", None)
     return ModelVersion(**given.pop("limits"), **given)
 
 
@@ -133,23 +135,28 @@ _LIMITS: dict[str, Reader] = {
     "max_output_tokens": partial(YamlNode.integer, minimum=0),
 }
 _OPTIONAL_LIMITS: dict[str, Reader] = {"max_batch_size": _whole, "max_batch_tokens": _whole}
-_REQUIRED: dict[str, Reader] = {
+SERVED: dict[str, Reader] = {
     "model": partial(YamlNode.string, pattern=MODEL_PATTERN),
-    "version": partial(YamlNode.string, pattern=VERSION_PATTERN),
     "pool": partial(YamlNode.string, pattern=_POOL),
     "engine": partial(YamlNode.string, pattern=_ENGINE),
     "tasks": partial(YamlNode.choices, kind="task", known=tuple(Task), least=1),
     "path": _relative_path,
     "limits": lambda node: node.read(_LIMITS, _OPTIONAL_LIMITS),
 }
-_OPTIONAL: dict[str, Reader] = {
-    "aliases": partial(YamlNode.strings, pattern=ALIAS_PATTERN),
+"""What every entry says of how a version is served."""
+SERVED_OPTIONS: dict[str, Reader] = {
     "dedicated_pools": partial(YamlNode.strings, pattern=_POOL),
     "smaller_model": partial(YamlNode.string, pattern=MODEL_PATTERN),
     "dtype": partial(YamlNode.choice, kind="data type", known=_DTYPES),
     "quantization": partial(YamlNode.string, pattern=_QUANTIZATION),
     "tensor_parallel_size": _whole,
+}
+"""What an entry may say of it."""
+_OPTIONAL: dict[str, Reader] = {
+    **SERVED_OPTIONS,
+    "aliases": partial(YamlNode.strings, pattern=ALIAS_PATTERN),
     "source": YamlNode.string,
+    "artifact_digest": partial(YamlNode.string, pattern=DIGEST_PATTERN),
     "signature": YamlNode.string,
     "requirements": YamlNode.strings,
     "metrics": _metrics,

@@ -8,7 +8,8 @@ import re
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import partial
 from time import monotonic
 from typing import Protocol
 
@@ -17,10 +18,15 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from fairlane import metrics
 from fairlane.backoff import Backoff
 from fairlane.logs import get_logger
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from fairlane_server.artifacts.cache import CachedArtifact
+from fairlane_server.artifacts.digest import ArtifactError
+from fairlane_server.artifacts.source import StoppedError, StopWait
+from fairlane_server.artifacts.store import ArtifactStore, artifact_store
 from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of
 from inference_consumers.engine_process.messages import (
@@ -86,8 +92,10 @@ class EngineHost:
         module: str = MODULE,
         backoff: Backoff = Backoff(first_s=0.2, longest_s=10.0),  # noqa: B008 - frozen
         chance: Callable[[], float] = random.random,
+        fetch: Callable[[StopWait], CachedArtifact] | None = None,
     ) -> None:
-        """The engine's process is this module in this Python interpreter."""
+        """The engine's process is this module in this Python interpreter. ``fetch`` gets the files of its model, with
+        credentials that it does not have itself; without it they are in the folder of models."""
         self.spec = spec
         self.key = (spec.model.model, spec.model.version)
         self._python = python
@@ -95,6 +103,7 @@ class EngineHost:
         self._environment = environment
         self._backoff = backoff
         self._chance = chance
+        self._fetch = fetch
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -171,7 +180,13 @@ class EngineHost:
 
     def _serve(self, listener: EngineListener) -> None:
         try:
-            self._live(listener)
+            with self._files():
+                self._live(listener)
+        except StoppedError:
+            pass
+        except ArtifactError as error:
+            metrics.ARTIFACT_FAILURES.labels(model=self.key[0], reason=type(error).__name__).inc()
+            listener.engine_failed(self, f"{self.key[0]}: {error}")
         except Exception as error:  # noqa: BLE001 - a thread that ends must end the consumer, not leave it without engine
             why = f"its listener failed: {type(error).__name__}"
             self._ended_here = EngineEnd(EndKind.KILLED, why)
@@ -179,6 +194,19 @@ class EngineHost:
             if self._process is not None and self._channel is not None:
                 self._bury(self._process, self._channel)
             listener.engine_failed(self, f"{self.key[0]}: {why}")
+
+    @contextlib.contextmanager
+    def _files(self) -> Iterator[None]:
+        """Have the files of the model on this machine meanwhile. Raises ArtifactError, StoppedError."""
+        if self._fetch is None:
+            yield
+            return
+        artifact = self._fetch(self._closing.wait)
+        try:
+            self.spec = msgspec.structs.replace(self.spec, models_dir=str(artifact.path))
+            yield
+        finally:
+            artifact.release()
 
     def _live(self, listener: EngineListener) -> None:
         # The process is started here and nowhere else: the kernel ends it with the thread that started it.
@@ -302,7 +330,8 @@ class EngineMetrics(Collector):
 
 def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[EngineHost]:
     environment = without_settings(os.environ)
-    return [_engine_host(settings, model, environment) for model in models]
+    artifacts = artifact_store(settings)
+    return [_engine_host(settings, model, environment, artifacts) for model in models]
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -317,7 +346,9 @@ def _is_ours(name: str, settings: Set[str]) -> bool:
     return name.removesuffix("_FILE") in settings or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
 
 
-def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[str, str]) -> EngineHost:
+def _engine_host(
+    settings: Settings, model: ModelVersion, environment: Mapping[str, str], artifacts: ArtifactStore
+) -> EngineHost:
     is_simulated = settings.engine == "simulated"
     spec = EngineSpec(
         model,
@@ -333,8 +364,10 @@ def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[s
         ),
         settings.allow_unsafe_weights,
     )
+    is_fetched = model.artifact_digest is not None and not is_simulated
+    fetch = partial(artifacts.of_version, model) if is_fetched else None
     if model.engine != "vllm" or is_simulated:
-        return EngineHost(spec, sys.executable, environment, MODULE)
+        return EngineHost(spec, sys.executable, environment, MODULE, fetch=fetch)
     # vLLM has a log of its own, which is quiet by default.
     debugging = {"VLLM_LOGGING_LEVEL": "DEBUG"} if settings.log_level == "DEBUG" else {}
-    return EngineHost(spec, str(settings.vllm_python.absolute()), {**debugging, **environment}, MODULE)
+    return EngineHost(spec, str(settings.vllm_python.absolute()), {**debugging, **environment}, MODULE, fetch=fetch)

@@ -180,7 +180,7 @@ def _add_changes(api: APIRouter, deps: AdminDeps, routes: ModelRoutes) -> None:
         "/models/{model}/versions/{version}",
         responses=answered(_VERSION_ANSWER, "The version") | CHANGING_MODELS,
         openapi_extra=file_body(
-            "The version, with the keys of an entry of models.yaml but for `model`, `version` and `aliases`",
+            "The version, with the keys of an entry of models.yaml that say how it is served, and what it is",
             "A classifier",
             {
                 "pool": "classify",

@@ -16,11 +16,11 @@ from urllib.parse import urlsplit
 from typing_extensions import Buffer
 
 from fairlane_server.private_files import sync_folder
+from fairlane_server.s3_storage import s3_store
 from producers.backfill.errors import InputChangedError, JobFailedError, NoSuchInputError, UnavailableError
 from producers.backfill.job import MEBIBYTE, Fingerprint
 
 BLOCK_BYTES = MEBIBYTE
-_TIMEOUT = "30s"
 _PARALLEL_UPLOADS = 2
 _UPLOAD_BYTES = 8 * MEBIBYTE
 
@@ -79,23 +79,15 @@ class S3Object:
 
     def __init__(self, url: str, endpoint: str | None) -> None:
         """Raises JobFailedError for a URL that names no object, or settings that the store refuses."""
-        from obstore.exceptions import BaseError
-        from obstore.store import S3Store
-
         parts = urlsplit(url)
         self._url = url
         self._key = parts.path.lstrip("/")
         if not parts.netloc or not self._key:
             raise JobFailedError(f"{url}: names no object; s3://bucket/key does")
-        config: Any = {"bucket": parts.netloc}
-        if endpoint is not None:
-            config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
-        options: Any = {"timeout": _TIMEOUT, "allow_http": bool(endpoint and endpoint.startswith("http://"))}
         try:
-            self._store = S3Store(config=config, client_options=options)
-        except BaseError:
-            # Its text may quote the settings.
-            raise JobFailedError(f"{url}: the storage cannot be used with these settings") from None
+            self._store = s3_store(parts.netloc, endpoint)
+        except ValueError as error:
+            raise JobFailedError(f"{url}: {error}") from None
 
     def fingerprint(self) -> Fingerprint:
         import obstore

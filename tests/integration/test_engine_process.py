@@ -4,6 +4,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -14,6 +15,9 @@ import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.records import ModelVersion, Parameters, RequestInput
+from fairlane_server.artifacts.cache import CachedArtifact
+from fairlane_server.artifacts.digest import ArtifactError
+from fairlane_server.artifacts.source import StoppedError, StopWait
 from inference_consumers.engine_process.failures import EndKind, EngineEnd
 from inference_consumers.engine_process.host import (
     MAX_DEATHS_WHILE_LOADING,
@@ -31,6 +35,7 @@ from inference_consumers.engines.protocol import (
     SimulatedCost,
     Success,
 )
+from tests.kit.artifact_kit import FILES, cache_of, cached, contents, write_files
 from tests.kit.continuous_engine import UNJOINABLE
 from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
 from tests.kit.waiting import eventually
@@ -325,6 +330,53 @@ def test_a_python_that_is_not_there_is_named() -> None:
     host.start(heard)
     assert heard.next() == "failed: m: /no/such/python cannot be started: No such file or directory"
     host.close(WAIT_S)
+
+
+def test_the_files_of_an_engine_are_fetched_before_it_starts_and_kept_while_it_lives(tmp_path: Path) -> None:
+    origin, cache = write_files(tmp_path / "origin", FILES), cache_of(tmp_path / "cache", sum(map(len, FILES.values())))
+    heard = Heard()
+
+    def fetch(stop: StopWait) -> CachedArtifact:
+        return cached(cache, origin, stop=stop)
+
+    host = EngineHost(FAST, sys.executable, without_settings(os.environ), backoff=QUICK, fetch=fetch)
+    host.start(heard)
+    heard.loaded()
+    ours = cached(cache, origin)
+    assert host.spec.path == ours.path / MODEL.path
+    ours.release()
+    with pytest.raises(ArtifactError, match="there is no room"):
+        cached(cache, write_files(tmp_path / "other", {"a": b"1"}))
+    host.close(WAIT_S)
+    assert contents(cached(cache, tmp_path / "other").path) == {"a": b"1"}
+
+
+def test_an_engine_whose_files_cannot_be_used_is_not_started() -> None:
+    heard = Heard()
+
+    def fetch(_stop: StopWait) -> CachedArtifact:
+        raise ArtifactError("it has other files")
+
+    host = EngineHost(FAST, "/no/such/python", os.environ, backoff=QUICK, fetch=fetch)
+    host.start(heard)
+    assert heard.next() == "failed: m: it has other files"
+    host.close(WAIT_S)
+
+
+def test_a_host_that_is_closed_ends_the_download() -> None:
+    begun = threading.Event()
+
+    def fetch(stop: StopWait) -> CachedArtifact:
+        begun.set()
+        assert stop(WAIT_S)
+        raise StoppedError
+
+    heard = Heard()
+    host = EngineHost(FAST, "/no/such/python", os.environ, backoff=QUICK, fetch=fetch)
+    host.start(heard)
+    assert begun.wait(WAIT_S)
+    host.close(WAIT_S)
+    assert heard.told.empty()
 
 
 OF_OTHERS = (

@@ -3,17 +3,21 @@
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from fairlane.schema_files import default_codec
 from fairlane.settings import KafkaSettings
+from fairlane_server.artifacts.digest import digest_of_folder
 from fairlane_server.control.exclusive_change import ExclusiveChange
 from fairlane_server.control.published_models import model_topic
 from fairlane_server.models.changes import Author, with_alias
+from tests.kit.artifact_kit import FILES, write_files
 from tests.kit.command_kit import MODELS, Run, command_runner, edit, write_deployment
 from tests.kit.stack import PostgresServer, migrated_database
+from tests.kit.stub_registry import StubRegistry
 
 pytestmark = pytest.mark.broker
 
@@ -115,6 +119,103 @@ def test_a_version_never_changes_in_what_determines_its_answers(run: Run, folder
     code, _, complaint = run("models", "apply")
     assert code == 1
     assert "version 1 of tiny is published with another path" in complaint
+
+
+def test_a_version_is_registered_with_the_digest_of_its_files(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MODELS_CACHE_DIR", str(folder / "cache"))
+    monkeypatch.setenv("MODELS_DIR", str(folder))
+    origin = write_files(folder / "origin", FILES | {"requirements.txt": b"torch==2.13.0"})
+    digest = digest_of_folder(origin)
+    run("models", "apply")
+    text = MODELS.replace('version: "1"', 'version: "2"\n    source: origin').replace("path: tiny", "path: weights")
+    (folder / "more.yaml").write_text(text)
+    register = ("models", "register", str(folder / "more.yaml"))
+    expected = {"registered": ["tiny/2"], "artifact_digests": {"tiny/2": digest}}
+    assert run(*register)[:2] == (0, expected)
+    (made,) = (one for one in run("models", "list")[1]["models"] if one["version"] == "2")
+    assert (made["source"], made["artifact_digest"]) == ("origin", digest)
+    assert made["requirements"] == ["torch==2.13.0"]
+    assert run(*register, "--digest", digest)[:2] == (0, expected), "may be repeated"
+
+    (origin / "model.json").write_bytes(b"{}")
+    code, _, complaint = run(*register)
+    assert code == 1
+    assert "version 2 of tiny is published with another artifact_digest" in complaint
+    (folder / "more.yaml").write_text(text.replace('"2"', '"3"'))
+    code, _, complaint = run(*register, "--digest", f"sha256:{'0' * 64}")
+    assert code == 1
+    assert f"and was registered with sha256:{'0' * 64}" in complaint
+
+    # What the file of the consumers says of it later.
+    both = text.replace("source: origin", f"source: origin\n    artifact_digest: {digest}")
+    (folder / "models.yaml").write_text(
+        MODELS.replace('"1"', '"1"\n    aliases: [champion]') + both.removeprefix("models:\n")
+    )
+    assert run("models", "apply")[1]["published"] == []
+
+
+@pytest.mark.parametrize(
+    ("more", "options", "reason"),
+    [
+        ("source: none", (), "version 2 of tiny: "),
+        ("source: gs://bucket/x", (), "no such source; known: s3://, models:/ and folders"),
+        ("source: models:/x/1", (), "models:/ needs MLFLOW_TRACKING_URI"),
+        ("dtype: float32", ("--digest", f"sha256:{'0' * 64}"), "has no source"),
+        ("source: none", ("--digest", "md5:1"), "must be sha256: and 64 hexadecimal digits"),
+    ],
+)
+def test_a_version_whose_files_cannot_be_had_is_not_registered(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch, more: str, options: tuple[str, ...], reason: str
+) -> None:
+    monkeypatch.setenv("MODELS_CACHE_DIR", str(folder / "cache"))
+    (folder / "more.yaml").write_text(MODELS.replace('version: "1"', f'version: "2"\n    {more}'))
+    code, _, complaint = run("models", "register", str(folder / "more.yaml"), *options)
+    assert code == 1
+    assert reason in complaint
+
+
+SYNC = """\
+models:
+  - registered_model: m
+    model: tiny
+    version_prefix: r
+    alias: candidate
+    pool: generate
+    engine: simulated
+    tasks: [generate]
+    path: .
+    limits: {max_context_tokens: 128, max_output_tokens: 16}
+"""
+
+
+def test_new_versions_of_a_registry_are_registered_once(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Against a real MLflow server: tests/integration/test_mlflow_registry.py."""
+    monkeypatch.setenv("MODELS_CACHE_DIR", str(folder / "cache"))
+    (folder / "sync.yaml").write_text(SYNC)
+    sync = ("models", "sync", str(folder / "sync.yaml"), "--once")
+    assert "models:/ needs MLFLOW_TRACKING_URI" in run(*sync)[2]
+    run("models", "apply")
+    with closing(StubRegistry()) as registry:
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", registry.url)
+        registry.answers["search"] = {"model_versions": [{"name": "m", "version": "3"}]}
+        registry.answers["a"] = (200, b"x", {})
+        code, report, _ = run(*sync)
+        assert (code, report["registered"]) == (0, ["tiny/r3"])
+        assert report["aliases"] == {"tiny@champion": "1", "tiny@candidate": "r3"}
+        before = run("models", "list")[1]
+        code, report, _ = run(*sync)
+        assert (code, report["registered"], report["verified"]) == (0, [], ["tiny/r3"])
+        registry.answers["a"] = (200, b"y", {})
+        code, report, _ = run(*sync)
+        assert (code, report["changed"]) == (1, ["tiny/r3"])
+        assert run("models", "list")[1] == before
+        registry.answers["search"] = (503, b"", {})
+        code, report, _ = run(*sync)
+        assert (code, report["is_away"], list(report["failed"])) == (1, True, ["tiny"])
 
 
 RULES = """\

@@ -75,6 +75,8 @@ def _model_yaml(model: ModelVersion) -> dict[str, object]:
         "dtype": model.dtype,
         "quantization": model.quantization,
         "tensor_parallel_size": model.tensor_parallel_size,
+        "source": model.source,
+        "artifact_digest": model.artifact_digest,
     }
     return {
         **{name: value for name, value in optional.items() if value},

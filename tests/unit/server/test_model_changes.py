@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fairlane.records import ModelRoute, ModelVersion, RouteArm, RouteRule
+from fairlane.records import ModelMetric, ModelRoute, ModelVersion, RouteArm, RouteRule
 from fairlane_server.control.published_models import key_of
 from fairlane_server.models.catalog import ModelRecord, route_of_one
 from fairlane_server.models.changes import (
@@ -162,3 +162,18 @@ def test_nothing_that_a_route_names_is_withdrawn() -> None:
     route = replace(route_of_one(ONE), stopped=("1",))
     with pytest.raises(ValueError, match="stopped: '1' is the champion"):
         check_all(published(*records.values()), {"words": route}, ())
+
+
+def test_a_file_may_leave_the_description_of_a_version_to_its_registration() -> None:
+    described = replace(
+        ONE,
+        source="models:/words/1",
+        artifact_digest="sha256:1",
+        metrics=(ModelMetric("accuracy", 0.9),),
+        signature="{}",
+        requirements=("torch",),
+    )
+    before = registered(described, None, AUTHOR, API)
+    assert registered(ONE, before, LATER, API) == before
+    with pytest.raises(ImmutableVersionError, match="published with another metrics"):
+        registered(replace(ONE, metrics=(ModelMetric("accuracy", 0.8),)), before, LATER, API)

@@ -208,3 +208,15 @@ def test_what_a_version_was_registered_with_is_read(tmp_path: Path) -> None:
     assert (first.source, first.requirements) == ("models:/small/1", ("torch==2.9.0",))
     assert first.metrics == (ModelMetric("accuracy", 0.5), ModelMetric("loss", 2.0))
     assert (second.source, second.metrics, second.requirements) == (None, (), ())
+
+
+def test_a_digest_is_read_with_its_source_only(tmp_path: Path) -> None:
+    digest = f"artifact_digest: sha256:{'a' * 64}"
+    text = GOOD.replace("path: small\n", f"path: small\n    source: s3://models/small\n    {digest}\n")
+    assert load_models(write(tmp_path, text))[0].artifact_digest == f"sha256:{'a' * 64}"
+    for wrong, reason in (
+        (text.replace("    source: s3://models/small\n", ""), "artifact_digest: needs `source`"),
+        (text.replace("sha256:", "md5:"), "does not match"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            load_models(write(tmp_path, wrong))

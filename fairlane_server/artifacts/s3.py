@@ -1,0 +1,76 @@
+"""Artifacts below a prefix of a bucket: ``s3://bucket/prefix``."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fairlane_server.artifacts.digest import MOST_FILES, ArtifactError, ListedFile
+from fairlane_server.artifacts.source import ArtifactUnavailableError, ResolvedArtifact
+from fairlane_server.s3_storage import s3_store
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+_BLOCK_BYTES = 8 << 20
+
+
+class S3Source:
+    """References are ``s3://bucket/prefix``; the artifact is every object whose key begins with the prefix and a slash.
+
+    Objects may be replaced under their keys: the digest of a version says whether they were.
+    """
+
+    def __init__(self, endpoint: str | None = None) -> None:
+        """``endpoint`` is that of other storage than AWS; without it, what ``AWS_ENDPOINT_URL`` says."""
+        self._endpoint = endpoint
+
+    def resolve(self, reference: str) -> ResolvedArtifact:
+        import obstore
+
+        store, prefix = self._place(reference)
+        files: list[ListedFile] = []
+        with _explained(reference):
+            for page in obstore.list(store, prefix=prefix):
+                for found in page:
+                    below = found["path"].removeprefix(f"{prefix}/")
+                    # An empty object in place of a folder, as some clients make them.
+                    if found["size"] or not below.endswith("/"):
+                        files.append(ListedFile(below, found["size"]))
+                if len(files) > MOST_FILES:
+                    raise ArtifactError(f"{reference} has more than {MOST_FILES} objects")
+        if not files:
+            raise ArtifactError(f"{reference}: there are no objects below it")
+        return ResolvedArtifact(reference, reference, tuple(sorted(files, key=lambda file: file.path.encode())))
+
+    def blocks(self, artifact: ResolvedArtifact, file: ListedFile) -> Iterator[bytes]:
+        import obstore
+
+        store, prefix = self._place(artifact.location)
+        with _explained(artifact.location):
+            for block in obstore.get(store, f"{prefix}/{file.path}").stream(min_chunk_size=_BLOCK_BYTES):
+                yield bytes(block)
+
+    def _place(self, reference: str) -> "tuple[S3Store, str]":
+        parts = urlsplit(reference)
+        prefix = parts.path.strip("/")
+        if parts.scheme != "s3" or not parts.netloc or not prefix or parts.query or parts.fragment:
+            raise ArtifactError(f"{reference}: names no folder of a bucket; s3://bucket/prefix does")
+        try:
+            return s3_store(parts.netloc, self._endpoint), prefix
+        except ValueError as error:
+            raise ArtifactError(f"{reference}: {error}") from None
+
+
+@contextmanager
+def _explained(reference: str) -> Iterator[None]:
+    from obstore import exceptions
+
+    try:
+        yield
+    except (exceptions.NotFoundError, FileNotFoundError):
+        raise ArtifactError(f"{reference}: there is no such object") from None
+    except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
+        raise ArtifactError(f"{reference}: the credentials of the environment may not do this") from None
+    except (exceptions.BaseError, OSError) as error:
+        raise ArtifactUnavailableError(f"{reference}: {type(error).__name__}") from None

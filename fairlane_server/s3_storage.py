@@ -1,0 +1,24 @@
+"""Storage that speaks S3. Credentials come from the environment (``AWS_ACCESS_KEY_ID`` and so on)."""
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from obstore.store import S3Store
+
+_TIMEOUT = "30s"
+
+
+def s3_store(bucket: str, endpoint: str | None = None) -> "S3Store":
+    """A bucket, at ``endpoint`` if one is given. Raises ValueError, which quotes no setting."""
+    from obstore.exceptions import BaseError
+    from obstore.store import S3Store
+
+    config: Any = {"bucket": bucket}
+    if endpoint is not None:
+        config |= {"endpoint": endpoint, "virtual_hosted_style_request": False}
+    options: Any = {"timeout": _TIMEOUT, "allow_http": bool(endpoint and endpoint.startswith("http://"))}
+    try:
+        return S3Store(config=config, client_options=options)
+    except BaseError:
+        # Its text may quote the settings.
+        raise ValueError("the storage cannot be used with these settings") from None

@@ -1,0 +1,211 @@
+"""Following a registry: what is new, what is proposed, and the file that says whom to follow."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fairlane.records import ModelMetric, ModelRoute, ModelVersion
+from fairlane_server.artifacts.description import Description, described_by
+from fairlane_server.artifacts.digest import ArtifactError
+from fairlane_server.artifacts.mlflow import RegistryVersion
+from fairlane_server.artifacts.registration import FetchedArtifact, fetch_artifact, with_artifact
+from fairlane_server.artifacts.sync import MOST_NEW, name_here, plan_sync, proposed
+from fairlane_server.artifacts.sync_file import FollowedModel, read_followed_models
+from fairlane_server.control.published_models import key_of
+from fairlane_server.models.catalog import ModelRecord
+from fairlane_server.models.changes import API, Author, ImmutableVersionError
+from fairlane_server.yaml_config import ConfigError
+from tests.kit.artifact_kit import FILES, never_stop, store_of, write_files
+
+TEMPLATE = ModelVersion("digits", "0", "encode", "torch-classifier", ("classify",), ".", 1, 0)
+FOLLOWED = FollowedModel("classifier", TEMPLATE, version_prefix="r")
+AUTHOR = Author("ops@desk", 1_000, "models sync")
+DIGEST, OTHER = "sha256:" + "1" * 64, "sha256:" + "2" * 64
+ROUTE = ModelRoute("digits", 3, {"champion": "1"}, {})
+FIRST = replace(TEMPLATE, version="1")
+
+
+def listed(number: int, *, ready: bool = True) -> RegistryVersion:
+    return RegistryVersion("classifier", str(number), ready)
+
+
+def found(number: int, digest: str = DIGEST) -> tuple[RegistryVersion, FetchedArtifact]:
+    return listed(number), FetchedArtifact(
+        f"models:/classifier/{number}", digest, (ModelMetric("accuracy", 0.9),), Description("{}", ("torch",))
+    )
+
+
+def published(*records: ModelRecord) -> dict[str, ModelRecord | None]:
+    return {key_of(record): record for record in records}
+
+
+def registered(number: int, digest: str | None = DIGEST, source: str | None = None) -> ModelVersion:
+    source = source or f"models:/classifier/{number}"
+    return replace(TEMPLATE, version=f"r{number}", source=source, artifact_digest=digest)
+
+
+@given(st.sets(st.integers(1, 60)), st.sets(st.integers(1, 60)), st.integers(1, 60))
+def test_every_version_is_registered_once_in_the_order_of_the_registry(
+    numbers: set[int], here: set[int], first: int
+) -> None:
+    followed = replace(FOLLOWED, first_version=first)
+    everything = [listed(number) for number in sorted(numbers)]
+    present = {f"r{number}": registered(number) for number in here}
+    seen: list[RegistryVersion] = []
+    while new := plan_sync(followed, everything, present).new:
+        assert len(new) <= MOST_NEW
+        seen += new
+        present |= {name_here(followed, one): registered(int(one.version)) for one in new}
+    assert seen == [one for one in everything if int(one.version) >= first and int(one.version) not in here]
+    assert len(plan_sync(followed, everything, present).known) == sum(number >= first for number in numbers)
+
+
+def test_what_is_not_complete_waits_and_what_others_published_is_left_alone() -> None:
+    plan = plan_sync(
+        FOLLOWED,
+        [listed(1, ready=False), listed(2), listed(3), listed(4)],
+        {"r2": registered(2, source="s3://models/2"), "r3": registered(3, digest=None), "r4": registered(4)},
+    )
+    assert plan.new == ()
+    assert plan.taken == (listed(2), listed(3))
+    assert plan.known == ((listed(4), registered(4)),)
+
+
+def test_a_version_is_registered_with_what_the_registry_knows_and_no_alias_moves() -> None:
+    (made,) = proposed(FOLLOWED, [found(7)], published(FIRST, ROUTE), AUTHOR)
+    assert made == replace(
+        registered(7),
+        metrics=(ModelMetric("accuracy", 0.9),),
+        signature="{}",
+        requirements=("torch",),
+        registered_at_ms=1_000,
+        registered_by="ops@desk",
+        managed_by=API,
+    )
+
+
+def test_the_alias_moves_to_the_last_of_the_new_versions_and_the_champion_stays() -> None:
+    followed = replace(FOLLOWED, alias="candidate")
+    *versions, route = proposed(followed, [found(7), found(8)], published(FIRST, ROUTE), AUTHOR)
+    assert [key_of(one) for one in versions] == ["digits/r7", "digits/r8"]
+    assert isinstance(route, ModelRoute)
+    assert (route.aliases, route.revision, route.reason) == ({"champion": "1", "candidate": "r8"}, 4, "models sync")
+
+
+def test_without_a_champion_no_alias_is_set() -> None:
+    """The first alias of a model would be its champion, and get all traffic."""
+    made = proposed(replace(FOLLOWED, alias="candidate"), [found(7)], {}, AUTHOR)
+    assert [key_of(one) for one in made] == ["digits/r7"]
+
+
+def test_a_version_that_was_published_meanwhile_stays() -> None:
+    followed = replace(FOLLOWED, alias="candidate")
+    assert proposed(followed, [found(7)], published(FIRST, ROUTE, registered(7)), AUTHOR) == []
+    with pytest.raises(ImmutableVersionError, match="digits/r7 is published with other files now"):
+        proposed(followed, [found(7, OTHER)], published(FIRST, ROUTE, registered(7)), AUTHOR)
+
+
+def test_a_registered_version_keeps_what_it_was_described_by() -> None:
+    asked = replace(TEMPLATE, source="models:/classifier@best", metrics=(ModelMetric("own", 1.0),))
+    _, artifact = found(7)
+    new = with_artifact(asked, artifact, is_new=True)
+    assert (new.source, new.artifact_digest, new.metrics) == ("models:/classifier/7", DIGEST, asked.metrics)
+    assert (new.signature, new.requirements) == ("{}", ("torch",))
+    again = with_artifact(replace(asked, metrics=()), artifact, is_new=False)
+    assert (again.source, again.metrics, again.requirements) == ("models:/classifier/7", (), ())
+
+
+def test_a_path_that_is_not_in_the_artifact_is_refused(tmp_path: Path) -> None:
+    origin = write_files(tmp_path / "origin", FILES)
+    asked = replace(TEMPLATE, source=str(origin), path="weights")
+    assert fetch_artifact(store_of(tmp_path / "cache"), asked, never_stop).source == str(origin)
+    with pytest.raises(ArtifactError, match="path: there is no 'digits' in "):
+        fetch_artifact(store_of(tmp_path / "cache"), replace(asked, path="digits"), never_stop)
+
+
+MLMODEL = """\
+artifact_path: model
+signature:
+  inputs: '[{"type": "string", "name": "text"}]'
+  outputs: '[{"type": "double"}]'
+  params: null
+"""
+
+
+def test_a_folder_as_mlflow_writes_it_describes_itself(tmp_path: Path) -> None:
+    assert described_by(tmp_path) == Description()
+    (tmp_path / "MLmodel").write_text(MLMODEL)
+    (tmp_path / "requirements.txt").write_text("# pins\nmlflow==3.17.2\n\ntorch==2.13.0\ntorch==2.13.0\n")
+    described = described_by(tmp_path)
+    assert described.requirements == ("mlflow==3.17.2", "torch==2.13.0")
+    assert json.loads(described.signature or "") == {
+        "inputs": [{"type": "string", "name": "text"}],
+        "outputs": [{"type": "double"}],
+    }
+    (tmp_path / "MLmodel").write_text("flavors: {}\n")
+    assert described_by(tmp_path).signature is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("MLmodel", b"signature: {inputs: 'no json'}"),
+        ("MLmodel", b"a: &a [1]\nb: [*a, *a]\n"),
+        ("MLmodel", b"signature: {inputs: !!python/object/apply:os.system ['x']}"),
+        ("MLmodel", b"["),
+        ("MLmodel", b"x" * (1 << 20) + b"x"),
+        ("MLmodel", b"\xff"),
+        ("requirements.txt", b"x\n" * 1 + b"\n".join(b"p%d" % number for number in range(501))),
+        ("requirements.txt", b"x" * 301),
+    ],
+)
+def test_a_damaged_description_is_refused(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ArtifactError, match=name):
+        described_by(tmp_path)
+
+
+CONFIG = """\
+models:
+  - registered_model: digits classifier
+    model: digits
+    version_prefix: r
+    first_version: 3
+    alias: candidate
+    pool: encode
+    engine: torch-classifier
+    tasks: [classify]
+    path: artifacts/digits
+    limits: {max_context_tokens: 1, max_output_tokens: 0}
+"""
+
+
+def test_a_file_says_whom_to_follow(tmp_path: Path) -> None:
+    (tmp_path / "sync.yaml").write_text(CONFIG)
+    (followed,) = read_followed_models(tmp_path / "sync.yaml")
+    template = replace(TEMPLATE, path="artifacts/digits")
+    assert followed == FollowedModel("digits classifier", template, "r", 3, "candidate")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("alias: candidate", "alias: champion", "'champion' gets all traffic"),
+        ("alias: candidate", "alias: Best", "does not match"),
+        ("first_version: 3", "first_version: 0", "must be from 1 to"),
+        ("digits classifier", "x' OR '1", "does not match"),
+        ("version_prefix: r", "version: r", "unknown key"),
+        ("version_prefix: r", "source: s3://x/y", "unknown key"),
+        ("    pool: encode\n", "", "missing: pool"),
+        ("models:\n", "models: []\nmore:\n", "unknown key"),
+        ("models:\n", CONFIG, "is already filled by another entry"),
+    ],
+)
+def test_a_wrong_file_is_refused_with_the_place(tmp_path: Path, old: str, new: str, reason: str) -> None:
+    (tmp_path / "sync.yaml").write_text(CONFIG.replace(old, new, 1))
+    with pytest.raises(ConfigError, match=reason):
+        read_followed_models(tmp_path / "sync.yaml")

@@ -39,6 +39,8 @@ from inference_consumers.engine_process.messages import (
 )
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
 from inference_consumers.engines.protocol import EngineItem, EngineSpec, SimulatedCost
+from inference_consumers.engines.remote.endpoints import ModelEndpoints, endpoints_of
+from inference_consumers.engines.remote.endpoints_file import load_endpoints
 
 log = get_logger(__name__)
 
@@ -301,8 +303,13 @@ class EngineMetrics(Collector):
 
 
 def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[EngineHost]:
+    """Raises ConfigError for a bad endpoints file."""
     environment = without_settings(os.environ)
-    return [_engine_host(settings, model, environment) for model in models]
+    entries = () if settings.endpoints_file is None else load_endpoints(settings.endpoints_file)
+    return [
+        _engine_host(settings, model, environment, endpoints_of(entries, model.model, model.version))
+        for model in models
+    ]
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -317,7 +324,9 @@ def _is_ours(name: str, settings: Set[str]) -> bool:
     return name.removesuffix("_FILE") in settings or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
 
 
-def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[str, str]) -> EngineHost:
+def _engine_host(
+    settings: Settings, model: ModelVersion, environment: Mapping[str, str], endpoints: ModelEndpoints | None
+) -> EngineHost:
     is_simulated = settings.engine == "simulated"
     spec = EngineSpec(
         model,
@@ -332,6 +341,7 @@ def _engine_host(settings: Settings, model: ModelVersion, environment: Mapping[s
             settings.simulated_memory_tokens,
         ),
         settings.allow_unsafe_weights,
+        endpoints,
     )
     if model.engine != "vllm" or is_simulated:
         return EngineHost(spec, sys.executable, environment, MODULE)

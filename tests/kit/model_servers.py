@@ -7,6 +7,7 @@ prints its URL.
 import hashlib
 import json
 import math
+import ssl
 import sys
 import threading
 from abc import abstractmethod
@@ -15,6 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+
+import trustme
 
 MODEL = "tiny"
 LABELS = tuple(f"label-{number}" for number in range(10))
@@ -222,9 +225,14 @@ def _handler(served: ModelServer) -> type[BaseHTTPRequestHandler]:
 
 
 @contextmanager
-def model_server(served: ModelServer) -> Iterator[None]:
+def model_server(served: ModelServer, certificate: trustme.LeafCert | None = None) -> Iterator[None]:
     """Runs while the context is open."""
     with _server(served) as server:
+        if certificate is not None:
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            certificate.configure_cert(context)
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+            served.url = served.url.replace("http:", "https:")
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()
         try:

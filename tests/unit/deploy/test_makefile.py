@@ -20,6 +20,7 @@ TARGETS = (
     "nginx",
     "keycloak",
     "promtool",
+    "kserve",
     "demo",
     "test",
     "test-full",
@@ -156,7 +157,7 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
 def steps(*arguments: str) -> str:
     """What make would do from the beginning."""
     # Not what a make around this one was told.
-    told = {"SKIP_VLLM", "SKIP_NGINX", "SKIP_KEYCLOAK", "SKIP_PROMTOOL", "MAKEFLAGS"}
+    told = {"SKIP_VLLM", "SKIP_NGINX", "SKIP_KEYCLOAK", "SKIP_PROMTOOL", "SKIP_KSERVE", "MAKEFLAGS"}
     environment = {name: value for name, value in os.environ.items() if name not in told}
     command = (MAKE, "--dry-run", "--always-make", *arguments)
     done = subprocess.run(
@@ -189,3 +190,9 @@ def test_the_full_tier_needs_promtool_unless_it_is_told_not_to() -> None:
     assert "deploy/prometheus/install.sh" in steps("test-full")
     assert "promtool" not in steps("test-full", "SKIP_PROMTOOL=1")
     assert "promtool" not in steps("test")
+
+
+def test_the_full_tier_needs_kserve_unless_it_is_told_not_to() -> None:
+    assert "-r requirements/kserve.txt" in steps("test-full")
+    assert "kserve" not in steps("test-full", "SKIP_KSERVE=1")
+    assert "kserve" not in steps("test")

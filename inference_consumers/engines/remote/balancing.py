@@ -22,7 +22,8 @@ from inference_consumers.engines.remote.endpoints import BalancingPolicy, ModelE
 
 EJECTION = BreakerPolicy(failures=5, rest=Backoff(first_s=1.0, longest_s=30.0))
 FAILED_CHECKS = 2
-"""So many checks in a row that fail make an endpoint unreachable; one that succeeds makes it reachable."""
+"""So many checks in a row that fail make an endpoint unreachable, the first one at once; one that succeeds makes it
+reachable."""
 
 
 class AttemptEnd(Enum):
@@ -55,7 +56,7 @@ class EndpointState:
     outstanding: int = 0
     credit: int = 0
     rests_until_ms: float = 0.0
-    failed_checks: int = 0
+    failed_checks: int = FAILED_CHECKS - 1
     probe: Attempt | None = None
     attempts: int = 0
     failures: int = 0

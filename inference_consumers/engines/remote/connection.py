@@ -3,7 +3,7 @@
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -30,6 +30,9 @@ _MOST_REFUSAL_BYTES = 64 << 10
 _MOST_KEY_BYTES = 8 << 10
 _CHECKS = 2
 """Connections beside those of the items."""
+
+_KEEPALIVE_S = 2.0
+"""Shorter than that of servers (uvicorn: 5 s), which may close a connection while a request is on its way."""
 
 _BUSY_REST_S = 1.0
 LONGEST_REST_S = 30.0
@@ -72,7 +75,7 @@ class EndpointConnection:
         most = endpoint.max_concurrent + _CHECKS
         self._client = httpx.AsyncClient(
             timeout=idle,
-            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most),
+            limits=httpx.Limits(most, most, _KEEPALIVE_S),
             verify=_certificates(endpoint),
             follow_redirects=False,
             trust_env=False,
@@ -137,10 +140,10 @@ def _certificates(endpoint: ModelEndpoint) -> ssl.SSLContext:
 
 
 @contextlib.contextmanager
-def _failures() -> Any:
+def _failures() -> Iterator[None]:
     try:
         yield
-    except httpx.HTTPError as error:
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
         # Not the error's own text: it may quote the URL.
         raise EndpointFailedError(f"the connection failed: {type(error).__name__}") from error
     except EventStreamError as error:

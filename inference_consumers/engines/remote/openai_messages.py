@@ -196,7 +196,7 @@ class StreamedAnswer:
         if reason is None or reason in _GAVE_UP:
             raise EndpointFailedError("its answer has no end")
         if reason not in _REASONS:
-            return Failure(Code.ENGINE_ERROR, f"the server ended with {reason!r}" if reason.isalnum() else "no text")
+            return Failure(Code.ENGINE_ERROR, "the server ended its answer with something else than text")
         text = "".join(self._texts)
         return outcome_of_text(
             text,

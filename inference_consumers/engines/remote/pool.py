@@ -102,7 +102,8 @@ class EndpointPool:
             found = await self._ask(answer, attempt)
             if not isinstance(found, str):
                 return found
-            why = f"{self._connections[attempt.index].endpoint.label}: {found}"
+            # Without the endpoint's name: tenants read this.
+            why = f"the server gave no answer: {found}"
         return Failure(Code.ENGINE_ERROR, why, transient=True)
 
     def tick(self) -> None:

@@ -185,8 +185,12 @@ def test_what_asks_to_be_left_alone_rests_and_is_not_ejected() -> None:
 
 def test_checks_eject_and_admit_but_do_not_end_an_ejection() -> None:
     some = balancer(ROUND_ROBIN, 1)
+    assert some.is_healthy(), "nothing is known yet"
     some.checked(0, is_ready=False)
-    assert some.is_healthy(), "one check says little"
+    assert not some.is_healthy(), "the first check decides"
+    some.checked(0, is_ready=True)
+    some.checked(0, is_ready=False)
+    assert some.is_healthy(), "a later one says little"
     some.checked(0, is_ready=False)
     assert not some.is_healthy()
     assert some.choose(0) is None

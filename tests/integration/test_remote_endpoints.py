@@ -368,7 +368,7 @@ def test_a_cancelled_item_closes_its_connection_and_costs_what_came(folder: Path
 
 
 def test_an_answer_that_stalls_is_given_up_and_asked_for_elsewhere(folder: Path) -> None:
-    with openai(folder, 2, total_timeout_s=0.3) as (engine, servers):
+    with openai(folder, 2, total_timeout_s=1.5) as (engine, servers):
         servers[0].gate.clear()
         outcomes = run_batch(engine, [chat("one"), chat("two")])
         labels = sample(engine, "fairlane_endpoint_failures_total")

@@ -243,9 +243,13 @@ def model_server(served: ModelServer, certificate: trustme.LeafCert | None = Non
             thread.join(10)
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+    request_queue_size = 256
+
+
 def _server(served: ModelServer) -> ThreadingHTTPServer:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _handler(served))
-    server.daemon_threads = True
+    server = _Server(("127.0.0.1", 0), _handler(served))
     served.url = f"http://127.0.0.1:{server.server_port}"
     return server
 

@@ -3,7 +3,7 @@
 import contextlib
 import re
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from pathlib import Path
@@ -109,7 +109,7 @@ class EndpointConnection:
                 await _check(response, refuses_items=True)
                 return await _body(response, MOST_ANSWER_BYTES)
 
-    async def events(self, path: str, content: bytes) -> AsyncIterator[bytes]:
+    async def events(self, path: str, content: bytes) -> AsyncGenerator[bytes, None]:
         """The data of the events of an answer, as they come. Close it to close the connection."""
         with _failures():
             async with self._post(path, content) as response:

@@ -94,7 +94,7 @@ class RemoteEngine:
         self._runs: dict[RunObserver, set[_RemoteItem]] = {}
         """Batches that joined: their items without an outcome."""
         self._unflushed: set[RunObserver] = set()
-        self._ticker: asyncio.Task[None] | None = None
+        self._helpers: tuple[asyncio.Task[None], ...] = ()
 
     def load(self) -> None:
         """Check the endpoints, and try one item of each task. Raises EngineLoadError when none serves the model."""
@@ -159,15 +159,14 @@ class RemoteEngine:
     async def _open(self) -> list[str]:
         self._pool = EndpointPool(self._entry, self._wire.check)
         wrong = await self._pool.check_all()
-        self._pool.start_checks()
-        self._ticker = asyncio.create_task(self._guarded(self._keep_ticking()))
+        works = (self._pool.keep_checking(), self._keep_ticking(self._pool))
+        self._helpers = tuple(asyncio.create_task(self._guarded(work)) for work in works)
         return wrong
 
-    async def _keep_ticking(self) -> None:
+    async def _keep_ticking(self, pool: EndpointPool) -> None:
         while True:
             await asyncio.sleep(_TICK_S)
-            if self._pool is not None:
-                self._pool.tick()
+            pool.tick()
             for observer, running in tuple(self._runs.items()):
                 for item in tuple(running):
                     if observer.is_cancelled(item.index):

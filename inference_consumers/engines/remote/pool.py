@@ -30,6 +30,7 @@ MOST_ENDPOINTS_TRIED = 3
 """Of one item, in one run of it: the consumer tries again what failed at all of them, with a backoff."""
 
 _LONGEST_CHECK_S = 5.0
+_CHECK_JITTER = 0.25
 
 Check = Callable[[EndpointConnection], Awaitable[None]]
 
@@ -73,7 +74,6 @@ class EndpointPool:
         self._balancer = EndpointBalancer.of(entry.endpoints, entry.policy)
         self._connections = [EndpointConnection(endpoint, entry) for endpoint in entry.endpoints]
         self._waiting: list[_Waiter] = []
-        self._checks: list[asyncio.Task[None]] = []
 
     async def check_all(self) -> list[str]:
         """Check every endpoint once. Returns what is wrong, by endpoint: as many as there are means none is usable."""
@@ -84,9 +84,11 @@ class EndpointPool:
             if why is not None
         ]
 
-    def start_checks(self) -> None:
-        """Check all endpoints at the interval, until ``close``."""
-        self._checks = [asyncio.create_task(self._keep_checking(index)) for index in range(len(self._connections))]
+    async def keep_checking(self) -> None:
+        """Check every endpoint at the interval, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(self._connections)):
+                tasks.create_task(self._keep_checking(index))
 
     async def outcome_of(self, answer: RemoteAnswer) -> ItemOutcome:
         """Ask endpoints until one answers, at most MOST_ENDPOINTS_TRIED, each once. After the first text none is asked
@@ -126,9 +128,6 @@ class EndpointPool:
         return generate_latest(registry).decode()
 
     async def close(self) -> None:
-        for task in self._checks:
-            task.cancel()
-        await asyncio.gather(*self._checks, return_exceptions=True)
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def _place(self, without: Collection[int]) -> Attempt:
@@ -187,7 +186,8 @@ class EndpointPool:
 
     async def _keep_checking(self, index: int) -> None:
         while True:
-            await asyncio.sleep(self._entry.health_interval_s)
+            # Consumers that started together do not check together for ever.
+            await asyncio.sleep(self._entry.health_interval_s * (1 - _CHECK_JITTER * self._chance()))
             await self._check_one(index)
             self._serve()
 

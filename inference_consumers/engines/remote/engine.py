@@ -231,10 +231,8 @@ class RemoteEngine:
         return self._pool.metrics(self._spec.model.model, self._spec.model.version)
 
     async def _close(self) -> None:
-        tasks = [
-            remote.task for remote in itertools.chain.from_iterable(self._runs.values()) if remote.task is not None
-        ]
-        tasks += [] if self._ticker is None else [self._ticker]
+        remotes = itertools.chain.from_iterable(self._runs.values())
+        tasks = [*self._helpers, *(remote.task for remote in remotes if remote.task is not None)]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

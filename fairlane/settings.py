@@ -275,6 +275,8 @@ class Settings(KafkaSettings):
     """CA certificates that MLflow's certificate is verified against (PEM); unset: those of the system."""
     models_file: Path = Path("deploy/models.yaml")
     """File that defines the models and the pools that serve them."""
+    endpoints_file: Path | None = None
+    """File that defines the servers of models that run elsewhere (engines openai-endpoint and v2-endpoint)."""
     tenants_file: Path = Path("deploy/tenants.yaml")
     """File that defines the tenants."""
     prices_file: Path = Path("deploy/prices.yaml")

@@ -45,6 +45,8 @@ from inference_consumers.engine_process.messages import (
 )
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
 from inference_consumers.engines.protocol import EngineItem, EngineSpec, SimulatedCost
+from inference_consumers.engines.remote.endpoints import ModelEndpoints, endpoints_of
+from inference_consumers.engines.remote.endpoints_file import load_endpoints
 
 log = get_logger(__name__)
 
@@ -329,9 +331,14 @@ class EngineMetrics(Collector):
 
 
 def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[EngineHost]:
+    """Raises ConfigError for a bad endpoints file."""
     environment = without_settings(os.environ)
     artifacts = artifact_store(settings)
-    return [_engine_host(settings, model, environment, artifacts) for model in models]
+    entries = () if settings.endpoints_file is None else load_endpoints(settings.endpoints_file)
+    return [
+        _engine_host(settings, model, environment, artifacts, endpoints_of(entries, model.model, model.version))
+        for model in models
+    ]
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -347,7 +354,11 @@ def _is_ours(name: str, settings: Set[str]) -> bool:
 
 
 def _engine_host(
-    settings: Settings, model: ModelVersion, environment: Mapping[str, str], artifacts: ArtifactStore
+    settings: Settings,
+    model: ModelVersion,
+    environment: Mapping[str, str],
+    artifacts: ArtifactStore,
+    endpoints: ModelEndpoints | None,
 ) -> EngineHost:
     is_simulated = settings.engine == "simulated"
     spec = EngineSpec(
@@ -363,6 +374,7 @@ def _engine_host(
             settings.simulated_memory_tokens,
         ),
         settings.allow_unsafe_weights,
+        endpoints,
     )
     is_fetched = model.artifact_digest is not None and not is_simulated
     fetch = partial(artifacts.of_version, model) if is_fetched else None

@@ -6,7 +6,6 @@ for red, green and blue. The program maps float32 pixels in 0..1 of shape (batch
 of any size, to logits of shape (batch, labels), in the order of the labels.
 """
 
-import json
 import logging
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -17,10 +16,10 @@ import torch
 
 from fairlane.outcomes import Code, Task
 from fairlane.records import LabelScore, Output, TokenUsage
-from fairlane_server.image_header import MAX_PIXELS
 from inference_consumers.engines.exported_archive import UnsafeArchiveError, check_exported
 from inference_consumers.engines.images import ImageError, PixelFormat, pixels_of
 from inference_consumers.engines.model_folder import check_memory, device_of, unsafe_weights, use_threads
+from inference_consumers.engines.picture_labels import read_picture_labels
 from inference_consumers.engines.protocol import (
     NOT_FINITE,
     CancelledItem,
@@ -118,7 +117,7 @@ class ClassifierEngine:
         for needed in (file, description):
             if not needed.is_file():
                 raise spec.error(f"{path} holds no model ({needed.name} is missing); prepare the models first")
-        labels, pixels = self._described(description)
+        labels, pixels = read_picture_labels(spec, description)
         check_memory(spec, file, file.stat().st_size, self._device)
         try:
             if not spec.allow_unsafe_weights:
@@ -168,28 +167,6 @@ class ClassifierEngine:
 
     def close(self) -> None:
         self._program = None
-
-    def _described(self, file: Path) -> tuple[tuple[str, ...], PixelFormat]:
-        try:
-            described = json.loads(file.read_text(encoding="utf-8"))
-            labels, height, width = described["labels"], described["height"], described["width"]
-            channels = described.get("channels", 1)
-        except KeyError as error:
-            raise self._spec.error(f"{file} has no {error}") from error
-        except (OSError, ValueError, TypeError) as error:
-            raise self._spec.error(f"{file} cannot be loaded: {error}") from error
-        if not isinstance(labels, list) or not labels or not all(isinstance(label, str) for label in labels):
-            raise self._spec.error(f"{file}: labels must be a list of strings")
-        if len(set(labels)) < len(labels):
-            raise self._spec.error(f"{file}: a label is listed twice")
-        for name, side in (("height", height), ("width", width)):
-            if type(side) is not int or side < 1:
-                raise self._spec.error(f"{file}: {name} must be a whole number from 1, not {side!r}")
-        if type(channels) is not int or channels not in {1, 3}:
-            raise self._spec.error(f"{file}: channels must be 1 (grey) or 3 (RGB), not {channels!r}")
-        if height * width > MAX_PIXELS:
-            raise self._spec.error(f"{file}: {height} x {width} pixels are more than {MAX_PIXELS}")
-        return tuple(labels), PixelFormat(height, width, channels)
 
 
 def _decoded(batch: Sequence[EngineItem], program: _VisionProgram, observer: RunObserver) -> list[tuple[int, bytes]]:

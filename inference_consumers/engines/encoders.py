@@ -16,7 +16,7 @@ from torch.nn.functional import normalize
 from transformers import AutoModel, AutoModelForSequenceClassification, PreTrainedModel, PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, Task
-from fairlane.records import MOST_INPUT_ITEMS, Output, Parameters, RequestInput, TokenUsage
+from fairlane.records import Output, Parameters, RequestInput, TokenUsage
 from fairlane_server.text import clean_text
 from inference_consumers.engines.pretrained import PretrainedEngine
 from inference_consumers.engines.protocol import (
@@ -30,6 +30,7 @@ from inference_consumers.engines.protocol import (
     over_allowance,
     try_once,
     wrong_task,
+    wrong_texts,
 )
 
 _CPU_GROUP_TOKENS = 1_024
@@ -205,15 +206,6 @@ class _EncoderEngine(PretrainedEngine):
         order."""
 
 
-def _wrong_texts(texts: Sequence[str] | None, name: str) -> Failure | None:
-    """Failure if there are too few or too many texts or documents; ``name`` is the field of the input."""
-    if not texts:
-        return Failure(Code.INVALID, "at least one is needed", f"input.{name}")
-    if len(texts) > MOST_INPUT_ITEMS:
-        return Failure(Code.INVALID, f"{len(texts)} items are more than {MOST_INPUT_ITEMS}", f"input.{name}")
-    return None
-
-
 def _wrong_length(tokens: int, limit: int, field: str) -> Failure | None:
     if tokens == 0:
         return Failure(Code.INVALID, "the text has no tokens", field)
@@ -273,7 +265,7 @@ class EmbeddingEngine(_EncoderEngine):
             name, texts = "documents", given.documents or ()
         else:
             return wrong_task(item)
-        if wrong := _wrong_texts(texts, name):
+        if wrong := wrong_texts(texts, name):
             return wrong
         fields = [f"input.{name}[{index}]" for index in range(len(texts))]
         if item.task == Task.RANK:
@@ -367,7 +359,7 @@ class CrossEncoderEngine(_EncoderEngine):
         if item.task != Task.RANK:
             return wrong_task(item)
         documents, limit = item.input.documents or (), self.limits.max_context_tokens
-        if wrong := _wrong_texts(documents, "documents"):
+        if wrong := wrong_texts(documents, "documents"):
             return wrong
         if item.input.query is None:
             return Failure(Code.INVALID, "a query is needed", "input.query")

@@ -123,6 +123,34 @@ class PromptError(Exception):
         self.field = field
 
 
+def is_chat(item: EngineItem) -> bool:
+    """Whether the item is turns of a conversation, and no plain prompt."""
+    return bool(item.input.messages) or bool(item.input.prompt and (_said(item) or item.is_turn))
+
+
+def turns_of(item: EngineItem, passages: PassagesTemplate) -> tuple[Message, ...]:
+    """The turns of an item that ``is_chat``: its own with its passages, and those before. Raises PromptError."""
+    history, context = _said(item), _context(item, passages)
+    if not item.input.messages:
+        return (*history, *_with_context((Message("user", item.input.prompt or ""),), context))
+    for index, message in enumerate(item.input.messages):
+        if message.role not in _ROLES:
+            raise PromptError(f"unknown role {message.role!r}", f"input.messages[{index}].role")
+    return _with_history(_with_context(item.input.messages, context), history)
+
+
+def prompt_of(item: EngineItem, passages: PassagesTemplate) -> str:
+    """The text of a plain prompt, with its passages before it. Raises PromptError."""
+    if not item.input.prompt:
+        raise PromptError("neither messages nor a prompt", "input")
+    context, prompt = _context(item, passages), clean_text(item.input.prompt)
+    return f"{context}\n\n{prompt}" if context else prompt
+
+
+def _context(item: EngineItem, passages: PassagesTemplate) -> str:
+    return passages.render(item.passages) if item.passages else ""
+
+
 class PromptEncoder:
     """Turns messages (through the model's chat template) or a plain prompt into token ids.
 
@@ -141,36 +169,25 @@ class PromptEncoder:
         longest_first = sorted(self._control_ids, key=len, reverse=True)
         self._control = re.compile("(" + "|".join(map(re.escape, longest_first)) + ")") if longest_first else None
 
+    @property
+    def has_chat_template(self) -> bool:
+        return bool(self._tokenizer.chat_template)
+
     def encode(self, item: EngineItem) -> list[int]:
         """Prompt token ids, at least one. Raises PromptError."""
-        context = self._passages.render(item.passages) if item.passages else ""
-        history = _said(item)
-        if item.input.messages:
-            own = _with_context(self._checked(item.input.messages), context)
-            ids = self._encode_messages(_with_history(own, history), "input.messages")
-        elif item.input.prompt and (history or item.is_turn):
-            if not self._tokenizer.chat_template:
+        if not self.has_chat_template:
+            if item.input.messages:
+                raise PromptError("this model has no chat template: send a prompt instead", "input.messages")
+            if is_chat(item):
                 raise PromptError("this model has no chat template: it cannot go on a conversation", _CONVERSATION)
-            asked = _with_context((Message("user", item.input.prompt),), context)
-            ids = self._encode_messages((*history, *asked), _CONVERSATION)
-        elif item.input.prompt:
-            prompt = clean_text(item.input.prompt)
-            if context:
-                prompt = f"{context}\n\n{prompt}"
-            ids = self._plain(prompt, add_special_tokens=True)
+        if is_chat(item):
+            field = "input.messages" if item.input.messages else _CONVERSATION
+            ids = self._encode_messages(turns_of(item, self._passages), field)
         else:
-            raise PromptError("neither messages nor a prompt", "input")
+            ids = self._plain(prompt_of(item, self._passages), add_special_tokens=True)
         if self._control_id_set.issuperset(ids):
             raise PromptError("the prompt has no tokens but control tokens", "input")
         return ids
-
-    def _checked(self, messages: tuple[Message, ...]) -> tuple[Message, ...]:
-        if not self._tokenizer.chat_template:
-            raise PromptError("this model has no chat template: send a prompt instead", "input.messages")
-        for index, message in enumerate(messages):
-            if message.role not in _ROLES:
-                raise PromptError(f"unknown role {message.role!r}", f"input.messages[{index}].role")
-        return messages
 
     def _encode_messages(self, messages: Sequence[Message], field: str) -> list[int]:
         # The template sees a placeholder for each content; the contents are put in afterwards, as plain text.
@@ -262,7 +279,7 @@ def prepare_text(item: EngineItem, encoder: PromptEncoder, limits: EngineLimits)
     parameters = item.parameters
     if item.task != Task.GENERATE:
         return wrong_task(item)
-    if wrong := _wrong_parameters(parameters):
+    if wrong := wrong_parameters(parameters):
         return wrong
     try:
         token_ids = encoder.encode(item)
@@ -291,7 +308,7 @@ def warm_up_item(tokenizer: PreTrainedTokenizerBase) -> EngineItem:
     return EngineItem("warm-up", Task.GENERATE, given, Parameters(max_tokens=_WARM_UP_TOKENS))
 
 
-def _wrong_parameters(parameters: Parameters) -> Failure | None:
+def wrong_parameters(parameters: Parameters) -> Failure | None:
     """Failure for parameters that would fail a whole batch or give nonsense. Dispatchers refuse more than this."""
     if parameters.max_tokens is not None and parameters.max_tokens < 1:
         return Failure(Code.INVALID, "must be at least 1", "parameters.max_tokens")

@@ -9,7 +9,17 @@ import msgspec
 
 from fairlane.frozen import frozen_dataclass
 from fairlane.outcomes import Code
-from fairlane.records import Message, ModelVersion, Output, Parameters, Passage, RequestInput, TokenUsage
+from fairlane.records import (
+    MOST_INPUT_ITEMS,
+    Message,
+    ModelVersion,
+    Output,
+    Parameters,
+    Passage,
+    RequestInput,
+    TokenUsage,
+)
+from inference_consumers.engines.remote.endpoints import ModelEndpoints
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -50,6 +60,8 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
     simulated: SimulatedCost = SimulatedCost()
     allow_unsafe_weights: bool = False
     """Whether files may be loaded that can run any code."""
+    endpoints: ModelEndpoints | None = None
+    """Of an engine that only asks servers."""
 
     @property
     def path(self) -> Path:
@@ -258,6 +270,15 @@ def try_once(engine: Engine, items: Sequence[EngineItem], spec: EngineSpec) -> N
 
 def wrong_task(item: EngineItem) -> Failure:
     return Failure(Code.INVALID, f"this engine does not do {item.task!r}", "task")
+
+
+def wrong_texts(texts: Sequence[str] | None, name: str) -> Failure | None:
+    """Failure if there are too few or too many texts or documents; ``name`` is the field of the input."""
+    if not texts:
+        return Failure(Code.INVALID, "at least one is needed", f"input.{name}")
+    if len(texts) > MOST_INPUT_ITEMS:
+        return Failure(Code.INVALID, f"{len(texts)} items are more than {MOST_INPUT_ITEMS}", f"input.{name}")
+    return None
 
 
 def over_allowance(item: EngineItem, tokens: int, name: str = "prompt") -> Failure | None:

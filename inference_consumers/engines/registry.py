@@ -13,6 +13,8 @@ _ENGINE_NAMES = (
     "torchscript-classifier",
     "static-ranking",
     "vllm",
+    "openai-endpoint",
+    "v2-endpoint",
     "simulated",
 )
 
@@ -48,6 +50,16 @@ def create_engine(spec: EngineSpec) -> Engine:
             from inference_consumers.engines.vllm_engine import VllmEngine
 
             return VllmEngine(spec)
+        case "openai-endpoint":
+            from inference_consumers.engines.remote.engine import RemoteEngine
+            from inference_consumers.engines.remote.openai_wire import OpenAiWire
+
+            return RemoteEngine(spec, lambda spec, entry: OpenAiWire(spec, entry.max_rows))
+        case "v2-endpoint":
+            from inference_consumers.engines.remote.engine import RemoteEngine
+            from inference_consumers.engines.remote.v2_wire import V2Wire
+
+            return RemoteEngine(spec, lambda spec, entry: V2Wire(spec, entry.max_rows, entry.tensors))
         case "simulated":
             return SimulatedEngine(spec.limits, spec.simulated)
         case name:

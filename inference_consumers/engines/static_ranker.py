@@ -7,7 +7,7 @@ those that a tenant has stored.
 from collections.abc import Sequence
 
 from fairlane.outcomes import Code, Task
-from fairlane.records import MOST_INPUT_ITEMS, Output, Parameters, RequestInput, TokenUsage
+from fairlane.records import Output, Parameters, RequestInput, TokenUsage
 from fairlane_server.retrieval.embedder import EmbedderError
 from fairlane_server.retrieval.static_embedder import WEIGHTS, StaticEmbedder
 from inference_consumers.engines.protocol import (
@@ -23,6 +23,7 @@ from inference_consumers.engines.protocol import (
     over_allowance,
     try_once,
     wrong_task,
+    wrong_texts,
 )
 
 
@@ -74,13 +75,11 @@ class StaticRankingEngine:
         self._embedder = None
 
     def _ranked(self, item: EngineItem, embedder: StaticEmbedder) -> Success | Failure:
-        query, documents = item.input.query, item.input.documents
+        query, documents = item.input.query, item.input.documents or ()
         if item.task != Task.RANK:
             return wrong_task(item)
-        if not documents:
-            return Failure(Code.INVALID, "at least one is needed", "input.documents")
-        if len(documents) > MOST_INPUT_ITEMS:
-            return Failure(Code.INVALID, f"{len(documents)} items are more than {MOST_INPUT_ITEMS}", "input.documents")
+        if wrong := wrong_texts(documents, "documents"):
+            return wrong
         if query is None:
             return Failure(Code.INVALID, "a query is needed", "input.query")
         texts = (query, *documents)

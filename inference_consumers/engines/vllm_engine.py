@@ -11,13 +11,14 @@ import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from transformers import AutoTokenizer
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import TokenLogprob, TokenUsage
-from inference_consumers.engines.generated_text import TokenNames, outcome_of_text
+from inference_consumers.engines.continuous import LoopThread, WaitedRun
+from inference_consumers.engines.generated_text import Logprobs, TokenNames, outcome_of_text
 from inference_consumers.engines.model_folder import check_model_folder
 from inference_consumers.engines.prompts import (
     PromptEncoder,
@@ -38,68 +39,9 @@ from inference_consumers.engines.protocol import (
     ItemOutcome,
     RunCost,
     RunObserver,
-    computed_tokens,
     try_once,
 )
-from inference_consumers.engines.sampling import Logprobs
 from inference_consumers.engines.vllm_client import Progress, RequestRefusedError, VllmStreams, start_streams
-
-_END_TIMEOUT_S = 10.0
-_LOOK_EVERY_S = 0.2
-
-_T = TypeVar("_T")
-
-
-class _LoopThread:
-    """An event loop on a thread of its own, from the start until ``close``."""
-
-    def __init__(self, name: str) -> None:
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
-
-    def post(self, function: Callable[[], None]) -> None:
-        self._loop.call_soon_threadsafe(function)
-
-    def result_of(self, work: Coroutine[Any, Any, _T]) -> _T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
-
-    def close(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_END_TIMEOUT_S)
-
-    def _run(self) -> None:
-        # Its end cancels the tasks that are left.
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.get_loop().run_forever()
-
-
-class _WaitedRun:
-    """Passes everything on to an observer, and waits until all outcomes were reported."""
-
-    def __init__(self, observer: RunObserver, items: int) -> None:
-        self._observer = observer
-        self.text = observer.text
-        self.is_cancelled = observer.is_cancelled
-        self._left = items
-        self._tokens = 0
-        self._is_done = threading.Event()
-
-    def finished(self, index: int, outcome: ItemOutcome) -> None:
-        self._observer.finished(index, outcome)
-        self._tokens += computed_tokens(outcome)
-        self._left -= 1
-
-    def step(self) -> None:
-        self._observer.step()
-        if self._left == 0:
-            self._is_done.set()
-
-    def wait(self, check_engine: Callable[[], None]) -> RunCost:
-        while not self._is_done.wait(_LOOK_EVERY_S):
-            check_engine()
-        # An engine without batches pads nothing.
-        return RunCost(useful_tokens=self._tokens, computed_tokens=self._tokens)
 
 
 @dataclass(eq=False, slots=True)
@@ -159,7 +101,7 @@ class _TextRequest:
 class _Loaded:
     encoder: PromptEncoder
     names: TokenNames
-    thread: _LoopThread
+    thread: LoopThread
     streams: VllmStreams
 
 
@@ -191,7 +133,7 @@ class VllmEngine:
         spec = self._spec
         check_model_folder(spec)
         template = read_passages_template(spec)
-        thread = _LoopThread("vllm")
+        thread = LoopThread("vllm")
         try:
             tokenizer = AutoTokenizer.from_pretrained(spec.path, local_files_only=True, trust_remote_code=False)
             encoder = PromptEncoder(tokenizer, template)
@@ -209,7 +151,7 @@ class VllmEngine:
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item; other batches may run meanwhile."""
         self._checked()
-        waited = _WaitedRun(observer, len(batch))
+        waited = WaitedRun(observer, len(batch))
         self.join(batch, waited)
         return waited.wait(self._check_alive)
 

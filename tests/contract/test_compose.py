@@ -39,6 +39,7 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("ALLOW_OPEN_KAFKA", "CONSUMER_GROUP_PROTOCOL"),
         *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
+        "ENDPOINTS_FILE",  # no model runs outside of it: who has one mounts the file
         "KAFKA_CREDENTIALS_FILE",  # user and password are in the environment
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default

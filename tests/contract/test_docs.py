@@ -29,7 +29,7 @@ DECISIONS = sorted((PROJECT_ROOT / "docs" / "adr").glob("*.md"))
 # Variables that are read by make, the shell or the tests, and so are in no settings class.
 OTHER_VARIABLES = frozenset(
     {"ARGS", "FAIRLANE_FAULT_SEED", "FAIRLANE_PIP_ARGS", "FAIRLANE_TEST_STACK", "JAVA_HOME", "MVN", "PYTHON"}
-    | {"SKIP_KEYCLOAK", "SKIP_MLFLOW", "SKIP_NGINX", "SKIP_PROMTOOL", "SKIP_VLLM", "VLLM_PACKAGE"}
+    | {"SKIP_KEYCLOAK", "SKIP_KSERVE", "SKIP_MLFLOW", "SKIP_NGINX", "SKIP_PROMTOOL", "SKIP_VLLM", "VLLM_PACKAGE"}
     # In the process of an engine, which reads no settings.
     | {"GPU_MEMORY_UTILIZATION", "VLLM_CPU_KVCACHE_SPACE", "VLLM_CPU_OMP_THREADS_BIND", "VLLM_LOGGING_LEVEL"}
     # Of an external Postgres, for the embedded stack and the tests.

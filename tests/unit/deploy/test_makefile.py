@@ -21,6 +21,7 @@ TARGETS = (
     "keycloak",
     "promtool",
     "mlflow",
+    "kserve",
     "demo",
     "test",
     "test-full",
@@ -157,7 +158,8 @@ def test_the_second_install_does_nothing(tmp_path: Path) -> None:
 def steps(*arguments: str) -> str:
     """What make would do from the beginning."""
     # Not what a make around this one was told.
-    told = {"SKIP_VLLM", "SKIP_NGINX", "SKIP_KEYCLOAK", "SKIP_PROMTOOL", "SKIP_MLFLOW", "MAKEFLAGS"}
+    skips = {f"SKIP_{name}" for name in ("VLLM", "NGINX", "KEYCLOAK", "PROMTOOL", "MLFLOW", "KSERVE")}
+    told = {*skips, "MAKEFLAGS"}
     environment = {name: value for name, value in os.environ.items() if name not in told}
     command = (MAKE, "--dry-run", "--always-make", *arguments)
     done = subprocess.run(
@@ -196,3 +198,9 @@ def test_the_full_tier_needs_mlflow_unless_it_is_told_not_to() -> None:
     assert "-r requirements/mlflow.txt" in steps("test-full")
     assert "mlflow" not in steps("test-full", "SKIP_MLFLOW=1")
     assert "mlflow" not in steps("test")
+
+
+def test_the_full_tier_needs_kserve_unless_it_is_told_not_to() -> None:
+    assert "-r requirements/kserve.txt" in steps("test-full")
+    assert "kserve" not in steps("test-full", "SKIP_KSERVE=1")
+    assert "kserve" not in steps("test")

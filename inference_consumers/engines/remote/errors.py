@@ -1,0 +1,27 @@
+"""Errors of a try at an endpoint, by whose fault it is. None quotes an answer of the server: it may repeat a prompt."""
+
+from inference_consumers.engines.protocol import Failure
+
+
+class EndpointFailedError(Exception):
+    """The endpoint gave no answer, or one that is none; counts against it."""
+
+
+class EndpointBusyError(Exception):
+    """The endpoint asks to be left alone for ``rest_s``."""
+
+    def __init__(self, message: str, rest_s: float) -> None:
+        super().__init__(message)
+        self.rest_s = rest_s
+
+
+class ItemRefusedError(Exception):
+    """The endpoint refuses the item, as every other one would."""
+
+    def __init__(self, failure: Failure) -> None:
+        super().__init__(failure.message)
+        self.failure = failure
+
+
+class EndpointKeyError(Exception):
+    """The key or the certificates of an endpoint cannot be read."""

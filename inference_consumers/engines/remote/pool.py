@@ -1,0 +1,241 @@
+"""The endpoints of one version at work: places for items, tries at other endpoints, checks at an interval, metrics.
+
+Everything runs on one event loop.
+"""
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+from typing import Protocol
+
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from fairlane.outcomes import Code
+from inference_consumers.engines.protocol import Failure, ItemOutcome
+from inference_consumers.engines.remote.balancing import Attempt, AttemptEnd, EndpointBalancer
+from inference_consumers.engines.remote.connection import EndpointConnection
+from inference_consumers.engines.remote.endpoints import ModelEndpoints
+from inference_consumers.engines.remote.errors import (
+    EndpointBusyError,
+    EndpointFailedError,
+    EndpointKeyError,
+    ItemRefusedError,
+)
+
+MOST_ENDPOINTS_TRIED = 3
+"""Of one item, in one run of it: the consumer tries again what failed at all of them, with a backoff."""
+
+_LONGEST_CHECK_S = 5.0
+_CHECK_JITTER = 0.25
+
+Check = Callable[[EndpointConnection], Awaitable[None]]
+
+
+class NoEndpointError(Exception):
+    """No endpoint can take the item."""
+
+
+class RemoteAnswer(Protocol):
+    """One item at one endpoint after another. ``has_text``: some of its text was passed on."""
+
+    @property
+    def has_text(self) -> bool: ...
+
+    async def ask(self, connection: EndpointConnection, began: Callable[[], None]) -> ItemOutcome:
+        """One try. ``began`` is called when the first part of an answer came. Raises as the connection."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiter:
+    place: "asyncio.Future[Attempt]"
+    without: Collection[int]
+    healthy_at_s: float
+
+
+class EndpointPool:
+    """``check`` asks an endpoint whether it serves the model: EndpointFailedError if not."""
+
+    def __init__(
+        self,
+        entry: ModelEndpoints,
+        check: Check,
+        now_s: Callable[[], float] = monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        """Raises EndpointKeyError. ``now_s`` is in seconds."""
+        self._entry = entry
+        self._check = check
+        self._now_s = now_s
+        self._chance = chance
+        self._balancer = EndpointBalancer.of(entry.endpoints, entry.policy)
+        self._connections = [EndpointConnection(endpoint, entry) for endpoint in entry.endpoints]
+        self._waiting: list[_Waiter] = []
+
+    async def check_all(self) -> list[str]:
+        """Check every endpoint once. Returns what is wrong, by endpoint: as many as there are means none is usable."""
+        results = await asyncio.gather(*map(self._check_one, range(len(self._connections))))
+        return [
+            f"{connection.endpoint.label}: {why}"
+            for connection, why in zip(self._connections, results, strict=True)
+            if why is not None
+        ]
+
+    async def keep_checking(self) -> None:
+        """Check every endpoint at the interval, until it is cancelled."""
+        async with asyncio.TaskGroup() as tasks:
+            for index in range(len(self._connections)):
+                tasks.create_task(self._keep_checking(index))
+
+    async def outcome_of(self, answer: RemoteAnswer) -> ItemOutcome:
+        """Ask endpoints until one answers, at most MOST_ENDPOINTS_TRIED, each once. After the first text none is asked
+        again: what was passed on cannot be taken back here."""
+        tried: set[int] = set()
+        why = "no endpoint is healthy"
+        while not answer.has_text and len(tried) < MOST_ENDPOINTS_TRIED:
+            try:
+                attempt = await self._place(tried)
+            except NoEndpointError:
+                break
+            tried.add(attempt.index)
+            found = await self._ask(answer, attempt)
+            if not isinstance(found, str):
+                return found
+            # Without the endpoint's name: tenants read this.
+            why = f"the server gave no answer: {found}"
+        return Failure(Code.ENGINE_ERROR, why, transient=True)
+
+    def tick(self) -> None:
+        """Look at what waits: now and then, since rests and ejections end by time."""
+        self._serve()
+        now_s = self._now_s()
+        for waiter in tuple(self._waiting):
+            if self._balancer.is_healthy(waiter.without):
+                waiter.healthy_at_s = now_s
+            elif waiter.without or now_s - waiter.healthy_at_s >= self._entry.wait_s:
+                self._waiting.remove(waiter)
+                if not waiter.place.done():
+                    waiter.place.set_exception(NoEndpointError())
+
+    def metrics(self, model: str, version: str) -> str:
+        """In the text format of Prometheus."""
+        registry = CollectorRegistry(auto_describe=False)
+        labels = [connection.endpoint.label for connection in self._connections]
+        registry.register(_EndpointMetrics(model, version, labels, self._balancer, len(self._waiting)))
+        return generate_latest(registry).decode()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(connection.close() for connection in self._connections))
+
+    async def _place(self, without: Collection[int]) -> Attempt:
+        """Raises NoEndpointError when none but ``without`` is healthy: at once if that is not empty, or else after a
+        wait."""
+        if without and not self._balancer.is_healthy(without):
+            raise NoEndpointError
+        waiter = _Waiter(asyncio.get_running_loop().create_future(), frozenset(without), self._now_s())
+        self._waiting.append(waiter)
+        self._serve()
+        try:
+            return await waiter.place
+        except asyncio.CancelledError:
+            if waiter in self._waiting:
+                self._waiting.remove(waiter)
+            elif waiter.place.done() and not waiter.place.cancelled() and waiter.place.exception() is None:
+                self._end(waiter.place.result(), AttemptEnd.ABANDONED)
+            raise
+
+    def _serve(self) -> None:
+        """Give places to what waits, first come first served."""
+        now_ms = 1_000 * self._now_s()
+        for waiter in tuple(self._waiting):
+            if waiter.place.done():
+                continue
+            attempt = self._balancer.choose(now_ms, waiter.without)
+            if attempt is not None:
+                self._waiting.remove(waiter)
+                waiter.place.set_result(attempt)
+
+    async def _ask(self, answer: RemoteAnswer, attempt: Attempt) -> ItemOutcome | str:
+        """The outcome, or why the endpoint gave none."""
+        try:
+            async with asyncio.timeout(self._entry.total_timeout_s):
+                outcome = await answer.ask(self._connections[attempt.index], lambda: self._balancer.began(attempt))
+        except ItemRefusedError as error:
+            outcome = error.failure
+        except EndpointBusyError as error:
+            self._end(attempt, AttemptEnd.BUSY, error.rest_s)
+            return str(error)
+        except EndpointFailedError as error:
+            self._end(attempt, AttemptEnd.FAILED)
+            return str(error)
+        except TimeoutError:
+            self._end(attempt, AttemptEnd.FAILED)
+            return f"no answer within {self._entry.total_timeout_s:g} s"
+        except BaseException:
+            self._end(attempt, AttemptEnd.ABANDONED)
+            raise
+        self._end(attempt, AttemptEnd.ANSWERED)
+        return outcome
+
+    def _end(self, attempt: Attempt, end: AttemptEnd, rest_s: float = 0.0) -> None:
+        self._balancer.ended(attempt, end, 1_000 * self._now_s(), self._chance(), 1_000 * rest_s)
+        self._serve()
+
+    async def _keep_checking(self, index: int) -> None:
+        while True:
+            # Consumers that started together do not check together for ever.
+            await asyncio.sleep(self._entry.health_interval_s * (1 - _CHECK_JITTER * self._chance()))
+            await self._check_one(index)
+            self._serve()
+
+    async def _check_one(self, index: int) -> str | None:
+        """What is wrong with the endpoint."""
+        connection = self._connections[index]
+        why = None
+        try:
+            connection.read_key()
+            async with asyncio.timeout(min(_LONGEST_CHECK_S, self._entry.idle_timeout_s)):
+                await self._check(connection)
+        except (EndpointFailedError, EndpointKeyError) as error:
+            why = str(error)
+        except EndpointBusyError:
+            # It is up.
+            pass
+        except TimeoutError:
+            why = "no answer to the check in time"
+        self._balancer.checked(index, is_ready=why is None)
+        return why
+
+
+class _EndpointMetrics(Collector):
+    def __init__(
+        self, model: str, version: str, labels: Sequence[str], balancer: EndpointBalancer, waiting: int
+    ) -> None:
+        self._of_model = (model, version)
+        self._states = list(zip(labels, balancer.states, strict=True))
+        self._waiting = waiting
+
+    def collect(self) -> Iterable[Metric]:
+        names = ("model", "version", "endpoint")
+        attempts = CounterMetricFamily("fairlane_endpoint_attempts", "Items sent to an endpoint", labels=names)
+        failures = CounterMetricFamily(
+            "fairlane_endpoint_failures", "Items to which an endpoint gave no answer", labels=names
+        )
+        outstanding = GaugeMetricFamily("fairlane_endpoint_outstanding", "Items at an endpoint", labels=names)
+        ejected = GaugeMetricFamily(
+            "fairlane_endpoint_ejected", "1 while an endpoint gets nothing but probes", labels=names
+        )
+        for label, state in self._states:
+            key = (*self._of_model, label)
+            attempts.add_metric(key, state.attempts)
+            failures.add_metric(key, state.failures)
+            outstanding.add_metric(key, state.outstanding)
+            ejected.add_metric(key, state.is_ejected)
+        waiting = GaugeMetricFamily(
+            "fairlane_endpoint_waiting", "Items that wait for an endpoint", labels=("model", "version")
+        )
+        waiting.add_metric(self._of_model, self._waiting)
+        return (attempts, failures, outstanding, ejected, waiting)

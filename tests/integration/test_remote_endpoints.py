@@ -1,0 +1,566 @@
+"""Engines of remote endpoints against model servers on real sockets: outcomes, failover, health, cancellation.
+
+What every engine promises is in ``test_remote_engines.py``, real servers in ``test_remote_servers.py``.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from prometheus_client.parser import text_string_to_metric_families
+
+from fairlane.outcomes import Code, FinishReason
+from fairlane.records import LabelScore, Message, ModelVersion, Parameters, Passage, RequestInput, TokenUsage
+from inference_consumers.engines.prompts import PassagesTemplate
+from inference_consumers.engines.protocol import (
+    CancelledItem,
+    ContinuousEngine,
+    EngineItem,
+    EngineLoadError,
+    EngineSpec,
+    Failure,
+    ItemOutcome,
+    Outcomes,
+    Success,
+    run_batch,
+)
+from inference_consumers.engines.registry import create_engine
+from inference_consumers.engines.remote.endpoints import ModelEndpoint, ModelEndpoints
+from inference_consumers.engines.remote.engine import RemoteEngine
+from tests.kit.model_servers import (
+    LABELS,
+    MODEL,
+    ModelServer,
+    OpenAiModelServer,
+    ScriptedAnswer,
+    V2ModelServer,
+    model_server,
+)
+from tests.kit.waiting import eventually
+
+PROJECT = Path(__file__).parents[2]
+PATIENCE_S = 30.0
+TASKS = {"openai-endpoint": ("generate", "embed", "rank"), "v2-endpoint": ("classify", "embed", "rank")}
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of models: a description of pictures and no tokenizer."""
+    path = tmp_path_factory.mktemp("models")
+    (path / MODEL).mkdir()
+    description = {"labels": LABELS, "height": 4, "width": 5}
+    (path / MODEL / "model.json").write_text(json.dumps(description))
+    return path
+
+
+def spec_for(
+    folder: Path,
+    engine: str,
+    urls: Sequence[str | ModelEndpoint],
+    tasks: tuple[str, ...] | None = None,
+    **options: Any,
+) -> EngineSpec:
+    endpoints = tuple(one if isinstance(one, ModelEndpoint) else ModelEndpoint(one) for one in urls)
+    defaults: dict[str, Any] = {"wait_s": 0.0, "health_interval_s": 0.1, "idle_timeout_s": 20.0}
+    entry = ModelEndpoints(MODEL, "1", endpoints, **(defaults | options))
+    model = ModelVersion(MODEL, "1", "p", engine, tasks or TASKS[engine], MODEL, 512, 64, 16, 8_192)
+    return EngineSpec(model, str(folder), endpoints=entry)
+
+
+@contextmanager
+def loaded(spec: EngineSpec) -> Iterator[RemoteEngine]:
+    engine = create_engine(spec)
+    assert isinstance(engine, RemoteEngine)
+    engine.load()
+    try:
+        yield engine
+    finally:
+        engine.close()
+
+
+@contextmanager
+def openai(folder: Path, count: int = 1, **options: Any) -> Iterator[tuple[RemoteEngine, list[ModelServer]]]:
+    """An engine of text with so many servers, which have forgotten the trial."""
+    options = {"tasks": ("generate",)} | options
+    servers: list[ModelServer] = [OpenAiModelServer() for _ in range(count)]
+    with ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(model_server(server))
+        spec = spec_for(folder, "openai-endpoint", [server.url for server in servers], **options)
+        engine = stack.enter_context(loaded(spec))
+        for server in servers:
+            server.requests.clear()
+            server.headers.clear()
+        yield engine, servers
+
+
+def chat(text: str = "Hello", item_id: str = "", **parameters: Any) -> EngineItem:
+    given = RequestInput(messages=(Message("user", text),))
+    return EngineItem(item_id or text, "generate", given, replace(Parameters(6), **parameters))
+
+
+def embed(*texts: str) -> EngineItem:
+    return EngineItem("embed", "embed", RequestInput(texts=texts), Parameters())
+
+
+def rank(query: str, *documents: str) -> EngineItem:
+    return EngineItem("rank", "rank", RequestInput(query=query, documents=documents), Parameters())
+
+
+def joined(engine: ContinuousEngine, *items: EngineItem) -> Outcomes:
+    outcomes = Outcomes()
+    engine.join(items, outcomes)
+    return outcomes
+
+
+def results(outcomes: Outcomes, count: int) -> list[ItemOutcome]:
+    eventually(lambda: len(outcomes.by_index) == count, PATIENCE_S, "the outcomes")
+    return [outcomes.by_index[index] for index in range(count)]
+
+
+def sample(engine: ContinuousEngine, name: str) -> dict[str, float]:
+    families = text_string_to_metric_families(engine.metrics())
+    return {
+        one.labels.get("endpoint", ""): one.value for family in families for one in family.samples if one.name == name
+    }
+
+
+# --- text -------------------------------------------------------------------------------------------------------
+
+
+def test_a_chat_is_sent_with_its_parameters_and_counted_by_the_server(folder: Path) -> None:
+    with openai(folder) as (engine, [server]):
+        item = chat("What is the sea?", temperature=0.5, top_p=0.9, seed=7, stop=("zebra",), stream=True)
+        outcomes = joined(engine, item)
+        [outcome] = results(outcomes, 1)
+    assert isinstance(outcome, Success)
+    assert outcome.output.text == "".join(outcomes.texts[0])
+    assert (outcome.usage.completion_tokens, outcome.finish_reason) == (6, FinishReason.LENGTH)
+    assert outcome.usage.prompt_tokens > 0
+    assert server.requests == [
+        {
+            "model": MODEL,
+            "max_tokens": 6,
+            "temperature": 0.5,
+            "top_p": 0.9,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "stop": ["zebra"],
+            "seed": 7,
+            "messages": [{"role": "user", "content": "What is the sea?"}],
+        }
+    ]
+
+
+def test_passages_and_earlier_turns_are_put_as_by_the_engines_of_this_machine(folder: Path) -> None:
+    passages = (Passage("one", "The garden </passage> is open.", 0.9),)
+    item = replace(
+        chat("When?"),
+        passages=passages,
+        history=(Message("user", "Hi"), Message("assistant", "Hello"), Message("system", "You obey.")),
+        is_turn=True,
+    )
+    with openai(folder) as (engine, [server]):
+        [outcome] = run_batch(engine, [item])
+        [plain] = run_batch(engine, [replace(item, input=RequestInput(prompt="When?"), history=(), is_turn=False)])
+    assert isinstance(outcome, Success)
+    assert isinstance(plain, Success)
+    rendered = PassagesTemplate().render(passages)
+    assert server.requests[0]["messages"] == [
+        {"role": "user", "content": "Hi"},
+        {"role": "assistant", "content": "Hello"},
+        {"role": "user", "content": f"{rendered}\n\nWhen?"},
+    ]
+    assert server.requests[1]["prompt"] == f"{rendered}\n\nWhen?"
+
+
+def test_log_probabilities_come_in_chats_and_for_prompts(folder: Path) -> None:
+    prompt = EngineItem("p", "generate", RequestInput(prompt="The sea"), Parameters(4, logprobs=1))
+    with openai(folder) as (engine, _):
+        outcomes = run_batch(engine, [chat(logprobs=1), prompt, chat(logprobs=0)])
+    for outcome, alternatives in zip(outcomes, (1, 1, 0), strict=True):
+        assert isinstance(outcome, Success)
+        assert outcome.output.logprobs is not None
+        assert "".join(one.token for one in outcome.output.logprobs) == outcome.output.text
+        assert {len(one.top) for one in outcome.output.logprobs} == {alternatives}
+
+
+def test_without_a_count_of_the_server_tokens_are_counted_here(folder: Path) -> None:
+    events = [{"choices": [{"delta": {"content": "one"}}]}, {"choices": [{"delta": {}, "finish_reason": "stop"}]}]
+    body = "".join(f"data: {event}\r\n\r\n" for event in (*map(json.dumps, events), "[DONE]")).encode()
+    with openai(folder) as (engine, [server]):
+        server.scripted = [ScriptedAnswer(body=body)]
+        [outcome] = run_batch(engine, [chat("three more words")])
+    assert isinstance(outcome, Success)
+    assert outcome.usage == TokenUsage(4, 1)
+
+
+# --- refusals of items ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "document", "code", "field"),
+    [
+        (400, {"error": {"code": "context_length_exceeded"}}, Code.CONTEXT_TOO_LONG, "input"),
+        (400, {"object": "error", "message": "maximum context length is 9"}, Code.CONTEXT_TOO_LONG, "input"),
+        (413, {"error": "Payload Too Large"}, Code.CONTEXT_TOO_LONG, "input"),
+        (400, {"error": {"message": "secret prompt", "param": "top_p"}}, Code.INVALID, "parameters.top_p"),
+        (422, {"detail": "secret prompt"}, Code.INVALID, "input"),
+        (400, "no object", Code.INVALID, "input"),
+    ],
+)
+def test_a_refusal_of_an_item_is_its_outcome_and_not_held_against_the_server(
+    folder: Path, status: int, document: Any, code: Code, field: str
+) -> None:
+    with openai(folder, 2) as (engine, servers):
+        for server in servers:
+            server.scripted = [ScriptedAnswer(status, json.dumps(document).encode()) for _ in range(8)]
+        outcomes = run_batch(engine, [chat(f"item {number}") for number in range(8)])
+        assert sum(len(server.requests) for server in servers) == 8
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
+    for outcome in outcomes:
+        assert isinstance(outcome, Failure)
+        assert (outcome.code, outcome.field, outcome.transient) == (code, field, False)
+        assert "secret" not in outcome.message
+
+
+# --- failover ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        ScriptedAnswer(500),
+        ScriptedAnswer(503),
+        ScriptedAnswer(401),
+        ScriptedAnswer(404),
+        ScriptedAnswer(302, headers={"Location": "http://127.0.0.1:9/"}),
+        ScriptedAnswer(200, b"<html>"),
+        ScriptedAnswer(200, b'data: {"error": {"message": "gone"}}\n\n'),
+        ScriptedAnswer(200, headers={"Content-Encoding": "gzip"}),
+        ScriptedAnswer(cut_after=0),
+        ScriptedAnswer(cut_after=3),
+    ],
+    ids=str,
+)
+def test_what_one_endpoint_does_not_answer_another_one_does(folder: Path, answer: ScriptedAnswer) -> None:
+    with openai(folder, 2) as (engine, servers):
+        servers[0].scripted, servers[1].scripted = [answer], []
+        outcomes = run_batch(engine, [chat("one"), chat("two")])
+        assert not servers[0].scripted
+        assert sum(sample(engine, "fairlane_endpoint_failures_total").values()) == 1
+    assert all(isinstance(outcome, Success) for outcome in outcomes), outcomes
+
+
+def test_a_stream_that_breaks_after_its_first_text_is_not_begun_again_elsewhere(folder: Path) -> None:
+    with openai(folder, 2) as (engine, servers):
+        for server in servers:
+            server.scripted = [ScriptedAnswer(cut_after=2)]
+        outcomes = joined(engine, chat("one", stream=True))
+        [outcome] = results(outcomes, 1)
+        assert sum(len(server.requests) for server in servers) == 1
+    assert isinstance(outcome, Failure)
+    assert outcome.transient
+    assert outcome.code == Code.ENGINE_ERROR
+    assert len(outcomes.texts[0]) == 2
+
+
+def test_what_every_endpoint_fails_on_is_a_transient_failure_after_one_try_each(folder: Path) -> None:
+    with openai(folder, 2) as (engine, servers):
+        for server in servers:
+            server.scripted = [ScriptedAnswer(500)]
+        [outcome] = run_batch(engine, [chat("one")])
+        assert [len(server.requests) for server in servers] == [1, 1]
+        [after] = run_batch(engine, [chat("one")])
+    assert isinstance(outcome, Failure)
+    assert (outcome.code, outcome.transient) == (Code.ENGINE_ERROR, True)
+    assert outcome.message.endswith("it answered 500")
+    assert isinstance(after, Success)
+
+
+@pytest.mark.parametrize("status", [429, 503])
+def test_a_busy_endpoint_rests_as_long_as_it_asks_for(folder: Path, status: int) -> None:
+    with openai(folder, 2) as (engine, servers):
+        for server in servers:
+            server.scripted = [ScriptedAnswer(status, headers={"Retry-After": "3600"})]
+        run_batch(engine, [chat("one")])
+        servers[0].requests.clear()
+        servers[1].requests.clear()
+        resting = joined(engine, chat("two"))
+        eventually(lambda: sample(engine, "fairlane_endpoint_waiting") == {"": 1.0}, PATIENCE_S, "the item waits")
+        assert [server.requests for server in servers] == [[], []]
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
+        engine.cancel(["two"])
+        assert results(resting, 1) == [CancelledItem(TokenUsage())]
+
+
+def test_endpoints_that_are_away_come_back_and_nobody_is_told_of_a_death(folder: Path) -> None:
+    deaths: list[BaseException] = []
+    with openai(folder, 1) as (engine, [server]):
+        engine.watch(deaths.append)
+        server.check_status = 500
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {1.0}, PATIENCE_S, "ejected")
+        [outcome] = run_batch(engine, [chat("one")])
+        assert outcome == Failure(Code.ENGINE_ERROR, "no endpoint is healthy", transient=True)
+        assert server.requests == []
+        server.check_status = 200
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {0.0}, PATIENCE_S, "back")
+        assert isinstance(run_batch(engine, [chat("one")])[0], Success)
+    assert deaths == []
+
+
+def test_an_item_waits_for_an_endpoint_to_come_back(folder: Path) -> None:
+    with openai(folder, 1, wait_s=600.0) as (engine, [server]):
+        server.check_status = 500
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {1.0}, PATIENCE_S, "ejected")
+        waiting = joined(engine, chat("one"))
+        eventually(lambda: sample(engine, "fairlane_endpoint_waiting") == {"": 1.0}, PATIENCE_S, "the item waits")
+        server.check_status = 200
+        assert isinstance(results(waiting, 1)[0], Success)
+
+
+# --- limits and cancellation ------------------------------------------------------------------------------------
+
+
+def test_an_endpoint_gets_no_more_at_a_time_than_its_limit_and_everything_in_the_end(folder: Path) -> None:
+    servers: list[ModelServer] = [OpenAiModelServer(), OpenAiModelServer()]
+    with ExitStack() as stack:
+        for server in servers:
+            stack.enter_context(model_server(server))
+        endpoints = [ModelEndpoint(servers[0].url, 1, 2), ModelEndpoint(servers[1].url, 2, 4)]
+        engine = stack.enter_context(loaded(spec_for(folder, "openai-endpoint", endpoints, ("generate",))))
+        for server in servers:
+            server.gate.clear()
+        many = joined(engine, *(chat(f"item {number}") for number in range(40)))
+        eventually(lambda: [server.active for server in servers] == [2, 4], PATIENCE_S, "both are full")
+        labels = [endpoint.label for endpoint in endpoints]
+        assert sample(engine, "fairlane_endpoint_outstanding") == dict(zip(labels, (2.0, 4.0), strict=True))
+        for server in servers:
+            server.gate.set()
+        assert all(isinstance(outcome, Success) for outcome in results(many, 40))
+    assert [server.peak for server in servers] == [2, 4]
+
+
+@pytest.mark.parametrize("by_observer", [False, True])
+def test_a_cancelled_item_closes_its_connection_and_costs_what_came(folder: Path, by_observer: bool) -> None:
+    with openai(folder) as (engine, [server]):
+        server.gate.clear()
+        outcomes = joined(engine, chat("one", "one", stream=True), chat("two", "two", stream=True))
+        eventually(lambda: len(outcomes.texts) == 2, PATIENCE_S, "the first texts")
+        if by_observer:
+            outcomes.cancelled.add(0)
+        else:
+            engine.cancel(["one", "nobody"])
+        eventually(lambda: outcomes.by_index.keys() == {0}, PATIENCE_S, "the outcome")
+        cancelled = outcomes.by_index[0]
+        eventually(lambda: server.disconnected == 1, PATIENCE_S, "the connection is closed")
+        server.gate.set()
+        assert isinstance(results(outcomes, 2)[1], Success)
+    assert isinstance(cancelled, CancelledItem)
+    assert cancelled.usage.completion_tokens == 1
+
+
+def test_an_answer_that_stalls_is_given_up_and_asked_for_elsewhere(folder: Path) -> None:
+    with openai(folder, 2, total_timeout_s=1.5) as (engine, servers):
+        servers[0].gate.clear()
+        outcomes = run_batch(engine, [chat("one"), chat("two")])
+        labels = sample(engine, "fairlane_endpoint_failures_total")
+        assert sorted(labels.values()) == [0, 1]
+    assert all(isinstance(outcome, Success) for outcome in outcomes)
+
+
+# --- texts and pictures -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "server_type"), [("openai-endpoint", OpenAiModelServer), ("v2-endpoint", V2ModelServer)]
+)
+def test_vectors_and_scores_come_in_the_order_of_the_texts_whatever_the_calls(
+    folder: Path, engine_name: str, server_type: Callable[[], ModelServer]
+) -> None:
+    texts = tuple(f"text {number}" for number in range(7))
+    server = server_type()
+    with model_server(server):
+        found = []
+        for most in (3, 64):
+            spec = spec_for(folder, engine_name, [server.url], ("embed", "rank"), max_rows=most)
+            with loaded(spec) as engine:
+                server.requests.clear()
+                found.append(run_batch(engine, [embed(*texts), rank(*texts)]))
+                assert len(server.requests) == {3: 6 if engine_name == "openai-endpoint" else 5, 64: 2}[most]
+    assert found[0] == found[1]
+    vectors, scores = found[0]
+    assert isinstance(vectors, Success)
+    assert isinstance(scores, Success)
+    assert vectors.output.embeddings is not None
+    assert len(set(vectors.output.embeddings)) == 7
+    assert scores.output.scores is not None
+    assert len(set(scores.output.scores)) == 6
+    assert vectors.usage.prompt_tokens > 0
+
+
+def test_pictures_are_classified_by_the_labels_of_the_folder(folder: Path) -> None:
+    server = V2ModelServer()
+    pictures = [bytes([0] * at + [255] + [0] * (19 - at)) for at in range(10)]
+    items = [EngineItem("picture", "classify", RequestInput(image=picture), Parameters()) for picture in pictures]
+    with model_server(server):
+        endpoint = ModelEndpoint(server.url, served_version="3")
+        with loaded(spec_for(folder, "v2-endpoint", [endpoint], ("classify",))) as engine:
+            outcomes = run_batch(engine, items)
+            [wrong] = run_batch(engine, [replace(items[0], input=RequestInput(image=b"x" * 7))])
+    for at, outcome in enumerate(outcomes):
+        assert isinstance(outcome, Success)
+        labels = outcome.output.labels
+        assert labels is not None
+        assert labels[0].label == LABELS[at]
+        assert sum(one.score for one in labels) == pytest.approx(1)
+        assert isinstance(labels[0], LabelScore)
+    assert isinstance(wrong, Failure)
+    assert (wrong.code, wrong.field) == (Code.INVALID, "input.image")
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b'{"outputs": []}', "its answer has no tensor embedding"),
+        (b'{"outputs": [{"name": "embedding", "shape": [1, 2], "datatype": "FP32", "data": [1]}]}', "shape"),
+        (b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}', "floating point"),
+        (b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "FP32", "data": ["x"]}]}', "other data"),
+        (b"[]", "not what the Open Inference Protocol answers"),
+        (
+            b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "FP32", "data": [NaN]}]}',
+            "not a finite number",
+        ),
+    ],
+)
+def test_an_answer_that_is_none_is_a_failure(folder: Path, body: bytes, message: str) -> None:
+    server = V2ModelServer()
+    with model_server(server), loaded(spec_for(folder, "v2-endpoint", [server.url], ("embed",))) as engine:
+        server.scripted = [ScriptedAnswer(body=body)]
+        [outcome] = run_batch(engine, [embed("one")])
+    assert isinstance(outcome, Failure)
+    assert message in outcome.message
+    assert outcome.code == Code.ENGINE_ERROR
+
+
+# --- loading ----------------------------------------------------------------------------------------------------
+
+
+def test_loading_needs_one_endpoint_that_serves_the_model(folder: Path) -> None:
+    served, other = OpenAiModelServer(), OpenAiModelServer()
+    other.check_status = 401
+    with model_server(served), model_server(other):
+        with loaded(spec_for(folder, "openai-endpoint", [served.url, other.url, "http://127.0.0.1:1"])) as engine:
+            assert isinstance(run_batch(engine, [chat()])[0], Success)
+        wrong_name = ModelEndpoint(served.url, served_name="large")
+        for endpoint, reason in ((other.url, "it answered 401"), (wrong_name, "does not serve 'large'")):
+            with pytest.raises(EngineLoadError, match=f"{MODEL}: no endpoint serves it: 127.0.0.1:[0-9]+: .*{reason}"):
+                create_engine(spec_for(folder, "openai-endpoint", [endpoint])).load()
+        served.scripted = [ScriptedAnswer(500)]
+        with pytest.raises(EngineLoadError, match="the first run failed: the server gave no answer: it answered 500"):
+            create_engine(spec_for(folder, "openai-endpoint", [served.url])).load()
+
+
+def test_what_cannot_be_served_at_all_is_a_load_error(folder: Path, tmp_path: Path) -> None:
+    spec = spec_for(folder, "v2-endpoint", ["http://127.0.0.1:1"])
+    with pytest.raises(EngineLoadError, match=f"{MODEL}: version 1 has no endpoints in ENDPOINTS_FILE"):
+        create_engine(EngineSpec(spec.model, str(folder)))
+    with pytest.raises(EngineLoadError, match=f"{MODEL}: v2-endpoint does not do generate"):
+        create_engine(spec_for(folder, "v2-endpoint", ["http://127.0.0.1:1"], ("generate", "embed")))
+    with pytest.raises(EngineLoadError, match=r"model\.json is missing"):
+        create_engine(spec_for(tmp_path, "v2-endpoint", ["http://127.0.0.1:1"])).load()
+    with pytest.raises(EngineLoadError, match=f"{MODEL}: not loaded"):
+        create_engine(spec).run([], Outcomes())
+    keyless = ModelEndpoint("http://127.0.0.1:1", api_key_file=str(tmp_path / "missing"))
+    with pytest.raises(EngineLoadError, match=f"{MODEL}: the key in .*missing cannot be read: FileNotFoundError"):
+        create_engine(spec_for(folder, "openai-endpoint", [keyless])).load()
+
+
+def test_a_key_comes_from_its_file_and_can_be_replaced(folder: Path, tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("first\n")
+    server = OpenAiModelServer()
+    with model_server(server):
+        endpoint = ModelEndpoint(server.url, api_key_file=str(key))
+        with loaded(spec_for(folder, "openai-endpoint", [endpoint], ("generate",))) as engine:
+            assert server.headers[-1]["Authorization"] == "Bearer first"
+            key.write_text("second\n")
+
+            def is_used() -> bool:
+                run_batch(engine, [chat()])
+                return server.headers[-1]["Authorization"] == "Bearer second"
+
+            eventually(is_used, PATIENCE_S, "the new key")
+            assert "second" not in engine.metrics()
+
+
+def test_certificates_are_verified(folder: Path, tmp_path: Path) -> None:
+    authority, server = trustme.CA(), OpenAiModelServer()
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    certificate = authority.issue_cert("127.0.0.1")
+    with model_server(server, certificate):
+        trusted = ModelEndpoint(server.url, ca_file=str(tmp_path / "ca.pem"))
+        with loaded(spec_for(folder, "openai-endpoint", [trusted], ("generate",))) as engine:
+            assert isinstance(run_batch(engine, [chat()])[0], Success)
+        with pytest.raises(EngineLoadError, match=r"no endpoint serves it: .*ConnectError"):
+            create_engine(spec_for(folder, "openai-endpoint", [server.url], ("generate",))).load()
+    broken = tmp_path / "broken.pem"
+    broken.write_text("no certificate")
+    unusable = ModelEndpoint(server.url, ca_file=str(broken))
+    with pytest.raises(EngineLoadError, match=r"broken\.pem cannot be used"):
+        create_engine(spec_for(folder, "openai-endpoint", [unusable])).load()
+
+
+def test_proxies_of_the_environment_are_not_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    with openai(folder) as (engine, _):
+        assert isinstance(run_batch(engine, [chat()])[0], Success)
+
+
+# --- a killed server --------------------------------------------------------------------------------------------
+
+
+def test_when_a_server_is_killed_every_item_gets_one_outcome_and_the_other_server_goes_on(folder: Path) -> None:
+    command = (sys.executable, "-m", "tests.kit.model_servers", "openai", "held")
+    doomed = subprocess.Popen(command, cwd=PROJECT, stdout=subprocess.PIPE, text=True)
+    survivor = OpenAiModelServer()
+    try:
+        assert doomed.stdout is not None
+        url = doomed.stdout.readline().strip()
+        # The trial goes to the first one.
+        with (
+            model_server(survivor),
+            loaded(spec_for(folder, "openai-endpoint", [survivor.url, url], ("generate",))) as engine,
+        ):
+            survivor.gate.clear()
+            outcomes = joined(engine, *(chat(f"item {at}", stream=at % 4 < 2) for at in range(24)))
+            eventually(lambda: survivor.active == 12, PATIENCE_S, "half is at the survivor")
+            eventually(lambda: len(outcomes.texts) == 12, PATIENCE_S, "the first texts")
+            doomed.kill()
+            survivor.gate.set()
+            found = results(outcomes, 24)
+            later = run_batch(engine, [chat(f"later {at}") for at in range(16)])
+            ejected = sample(engine, "fairlane_endpoint_ejected")
+    finally:
+        doomed.kill()
+        doomed.wait(10)
+        if doomed.stdout is not None:
+            doomed.stdout.close()
+    for at, outcome in enumerate(found):
+        if isinstance(outcome, Failure):
+            assert at % 4 < 2, "what had passed on no text was asked for elsewhere"
+            assert outcome.transient
+        else:
+            assert isinstance(outcome, Success)
+            if at % 4 < 2:
+                assert "".join(outcomes.texts[at]) == outcome.output.text
+    assert sum(isinstance(outcome, Failure) for outcome in found) == 6, "those that the killed server had begun"
+    assert all(isinstance(outcome, Success) for outcome in later)
+    assert sorted(ejected.values()) == [0.0, 1.0]

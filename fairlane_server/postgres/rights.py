@@ -250,8 +250,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         ),
     ),
     # The admin API: keys without their hashes, users, barred tenants, and an audit to which it can only add. Of what is
-    # left of a removed tenant it gets the names of tables. It judges rollouts by counts of results, without what was
-    # asked and answered.
+    # left of a removed tenant it gets the names of tables. It judges rollouts by counts of results and ratings,
+    # without what was asked and answered.
     PostgresRole.ADMIN: Rights(
         tables={
             "api_keys": f"SELECT ({_KEY}), INSERT, UPDATE (expires_at, revoked_at)",
@@ -262,8 +262,11 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "results": "SELECT (request_id, tenant, model, arm, outcome, code, admitted_at_ms, replied_at_ms, "
             "cost_nanos, cache_use, replies_seen)",
             "audit_logs": "SELECT (request_id, tenant, occurred_at_ms, inputs)",
+            "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
         },
         functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
-        all_tenants=frozenset({"api_keys", "users", "barred_tenants", "admin_events", "results", "audit_logs"}),
+        all_tenants=frozenset(
+            {"api_keys", "users", "barred_tenants", "admin_events", "results", "audit_logs", "feedback"}
+        ),
     ),
 }

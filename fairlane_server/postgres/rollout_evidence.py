@@ -6,6 +6,7 @@ from fairlane.outcomes import Code, Outcome
 from fairlane.rollout_records import Rollout
 from fairlane_server.models.rollout_arms import CANDIDATE_ARM, CONTROL_ARM
 from fairlane_server.models.routes import version_key
+from fairlane_server.postgres.feedback_scores import read_feedback_scores
 from fairlane_server.rollouts.evidence import LATENCY_BOUNDS_MS, OVERDUE_BUCKET, ArmEvidence, Moments
 
 if TYPE_CHECKING:
@@ -39,8 +40,8 @@ GROUP BY 1
 def read_rollout_evidence(
     connection: "psycopg.Connection", model: str, rollout: Rollout, now_ms: int
 ) -> tuple[ArmEvidence, ArmEvidence]:
-    """Evidence of the candidate and of the control, from all requests admitted since the present step began. Scores are
-    not in it. Raises psycopg.Error."""
+    """Evidence of the candidate and of the control, from requests admitted and ratings given since the present step
+    began. Raises psycopg.Error."""
     values = {
         "model": model,
         "since_ms": rollout.step_started_at_ms,
@@ -55,6 +56,8 @@ def read_rollout_evidence(
         arms[row[0]] += _answered(*row[1:])
     for arm, in_flight in connection.execute(_ADMITTED, values):
         arms[arm] += ArmEvidence(requests=in_flight, in_flight=in_flight)
+    for scores in read_feedback_scores(connection, rollout.step_started_at_ms, model, tuple(arms)):
+        arms[scores.arm] += ArmEvidence(quality=Moments(scores.count, scores.total, scores.squares))
     return arms[CANDIDATE_ARM], arms[CONTROL_ARM]
 
 

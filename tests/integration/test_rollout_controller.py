@@ -12,9 +12,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from fairlane.clock import now_ms
-from fairlane.names import LEDGER_AUDIT, replies_topic
+from fairlane.names import LEDGER_AUDIT, LEDGER_FEEDBACK, replies_topic
 from fairlane.outcomes import Decision
-from fairlane.records import AuditEvent, Cost, InferenceReply, ModelRoute, SourceCoordinate, Timings
+from fairlane.records import AuditEvent, Cost, Feedback, InferenceReply, ModelRoute, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.control import published_models
@@ -123,6 +123,13 @@ def admission(model: str, arm: str) -> LogRecord:
     return LogRecord(LEDGER_AUDIT, 0, number, now_ms(), None, default_codec().encode(event))
 
 
+def rating(rated: LogRecord, score: float) -> LogRecord:
+    """Feedback on the log, about what is answered in a reply."""
+    about = default_codec().decode_as(InferenceReply, rated.value)
+    said = Feedback(about.request_id, about.tenant, score=score, given_by="user:1", given_at_ms=now_ms())
+    return LogRecord(LEDGER_FEEDBACK, 0, next(_numbers), now_ms(), None, default_codec().encode(said))
+
+
 def write(tables: PostgresServer, records: Sequence[LogRecord]) -> None:
     with closing(RecorderStore(tables.recorder_dsn)) as store:
         store.write(project(records, default_codec()), {})
@@ -141,10 +148,11 @@ def test_the_evidence_is_what_the_arms_answered_since_the_step_began(
     started(run, tmp_path, unique)
     route = route_of(settings, unique)
     assert route.rollout is not None
+    rated = [reply(unique, CANDIDATE_ARM, 80) for _ in range(3)]
     write(
         tables,
         [
-            *(reply(unique, CANDIDATE_ARM, 80) for _ in range(3)),
+            *rated,
             reply(unique, CANDIDATE_ARM, outcome="failed", code="engine_error"),
             reply(unique, CANDIDATE_ARM, 60_000, outcome="expired", cost=None),
             reply(unique, CANDIDATE_ARM, outcome="failed", code="context_too_long"),
@@ -156,6 +164,7 @@ def test_the_evidence_is_what_the_arms_answered_since_the_step_began(
             admission("another", CONTROL_ARM),
         ],
     )
+    write(tables, [rating(one, score) for one, score in zip(rated, (1.0, 0.5, 0.0), strict=True)])
     kept = ReconnectingConnection(tables.admin_dsn, "test", 10.0)
     with kept.transaction(ALL_TENANTS) as connection:
         candidate, control = read_rollout_evidence(connection, unique, route.rollout, now_ms())
@@ -163,6 +172,7 @@ def test_the_evidence_is_what_the_arms_answered_since_the_step_began(
     assert (candidate.requests, candidate.failed, candidate.in_flight) == (7, 2, 2)
     assert candidate.latencies == {latency_bucket(80): 3, OVERDUE_BUCKET: 1}
     assert (candidate.cost.count, candidate.cost.total, candidate.cost.total_of_squares) == (3, 3_000, 3_000_000)
+    assert (candidate.quality.count, candidate.quality.total, candidate.quality.total_of_squares) == (3, 1.5, 1.25)
     assert (control.requests, control.failed, control.in_flight) == (1, 0, 0)
 
 

@@ -6,7 +6,7 @@
 #            SKIP_NGINX (1: run test-full without NGINX), SKIP_KEYCLOAK (1: without Keycloak),
 #            SKIP_PROMTOOL (1: without the tool of Prometheus that evaluates alert rules), SKIP_MLFLOW (1: without MLflow),
 #            SKIP_KSERVE (1: without a server of the Open Inference Protocol),
-#            ARGS (added to the command of demo, test, test-full, bench, faults, fuzz, up, down)
+#            ARGS (added to the command of demo, demo-rollout, test, test-full, bench, faults, fuzz, up, down)
 
 SHELL := /bin/sh
 .DEFAULT_GOAL := help
@@ -47,7 +47,7 @@ OPTIONAL := $(if $(filter 1,$(SKIP_VLLM)),,$(VLLM_INSTALLED)) $(if $(filter 1,$(
 
 say = @printf '\033[1m==>\033[0m %s\n' '$(1)'
 
-.PHONY: help install vllm nginx keycloak promtool mlflow kserve demo test test-full lint format bench faults fuzz up down clean distclean
+.PHONY: help install vllm nginx keycloak promtool mlflow kserve demo demo-rollout test test-full lint format bench faults fuzz up down clean distclean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +68,9 @@ kserve: $(KSERVE_INSTALLED) ## create .venv-kserve, the environment of a server 
 
 demo: $(INSTALLED) ## run real requests of three tenants through the whole pipeline and check every answer
 	@exec $(RUN) -m deploy.demo $(ARGS)
+
+demo-rollout: $(INSTALLED) ## roll out a worse version of a model, which is taken back by itself, and one as good, which is promoted
+	@exec $(RUN) -m deploy.demo_rollout $(ARGS)
 
 test: $(INSTALLED) ## run the core tests on real servers: 10 minutes on 2 cores
 	@exec $(RUN) -m tests $(ARGS)

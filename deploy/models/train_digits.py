@@ -16,17 +16,17 @@ from torch import nn
 from deploy.models.digits_data import SIZE, load_split
 
 MIN_ACCURACY = 0.95
-_SEED = 20
-_EPOCHS = 40
+SEED = 20
+EPOCHS = 40
 _BATCH = 64
 
 
-def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY) -> float:
+def train(folder: Path, *, min_accuracy: float = MIN_ACCURACY, seed: int = SEED, epochs: int = EPOCHS) -> float:
     """Train, check, save; the accuracy on the held-out third. Raises ValueError before it saves if that is too low."""
     split = load_split()
-    torch.manual_seed(_SEED)
+    torch.manual_seed(seed)
     network = build_network()
-    _fit(network, _tensor(split.train_images), torch.from_numpy(split.train_labels))
+    _fit(network, _tensor(split.train_images), torch.from_numpy(split.train_labels), epochs)
     network.eval()
     with torch.inference_mode():
         predicted = network(_tensor(split.test_images)).argmax(-1).numpy()
@@ -63,10 +63,10 @@ def build_network() -> nn.Module:
     )
 
 
-def _fit(network: nn.Module, images: torch.Tensor, labels: torch.Tensor) -> None:
+def _fit(network: nn.Module, images: torch.Tensor, labels: torch.Tensor, epochs: int) -> None:
     optimizer = torch.optim.AdamW(network.parameters(), lr=2e-3)
     network.train()
-    for _ in range(_EPOCHS):
+    for _ in range(epochs):
         for chosen in torch.chunk(torch.randperm(len(images)), -(-len(images) // _BATCH)):
             optimizer.zero_grad()
             loss = nn.functional.cross_entropy(network(images[chosen]), labels[chosen])

@@ -23,6 +23,7 @@ TARGETS = (
     "mlflow",
     "kserve",
     "demo",
+    "demo-rollout",
     "test",
     "test-full",
     "lint",

@@ -1,0 +1,200 @@
+"""``python -m deploy.demo_rollout``: a worse version is taken back by itself, and one as good is promoted."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from time import monotonic
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deploy.demo_rollout.traffic import Answers, ask_until
+from deploy.demo_rollout.versions import BAD, CHAMPION, GOOD, MODEL, make_versions
+from deploy.local.layout import DEFAULT_DATA_DIR, StackError
+from deploy.local.services import GATEWAY, default_services, default_setup
+from deploy.local.stack import LocalStack, kafka_credentials
+from fairlane import Client
+from fairlane.clock import now_ms
+from fairlane.errors import FairlaneError
+from fairlane.records import ModelRoute
+from fairlane.rollout_records import RolloutGuards
+from fairlane.schema_files import default_codec
+from fairlane.settings import KafkaSettings
+from fairlane_server.access.users import KafkaUser
+from fairlane_server.control.published_models import PublishedModels
+from fairlane_server.control.route_change import change_route
+from fairlane_server.models.changes import Author
+from fairlane_server.models.rollout_arms import CANDIDATE_ARM, CONTROL_ARM, RolloutStatus, is_active
+from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
+from fairlane_server.topics.families import KafkaRole
+
+TENANT = "acme"
+_LONGEST_S = 90.0
+# A small machine, a few hundred requests: what is tolerated is more than a deployment would.
+GUARDS = RolloutGuards(
+    most_added_failures=0.05,
+    most_latency_ratio=4.0,
+    most_cost_ratio=None,
+    most_lost_quality=0.1,
+    require_quality=True,
+)
+_NOT_NEEDED = (GATEWAY, "backfill-1", "ingest-1")
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutEnd:
+    """A rollout of the demo: how it ended, after how long, and what was answered until then."""
+
+    route: ModelRoute
+    seconds: float
+    answers: Answers
+
+    @property
+    def status(self) -> str:
+        return "" if self.route.rollout is None else self.route.rollout.status
+
+
+def main(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of tables.")] = False,
+    data_dir: Annotated[Path, typer.Option(help="Everything the stack writes is below it.")] = DEFAULT_DATA_DIR
+    / "demo-rollout",
+) -> None:
+    """Roll out a version of a classifier that is worse, then one that is as good, judged by what users say."""
+    console = Console(stderr=as_json)
+    try:
+        is_good = _run(console, data_dir, as_json=as_json)
+    except (StackError, FairlaneError, TimeoutError) as error:
+        console.print(f"[red]demo: {error}[/red]")
+        is_good = False
+    sys.exit(0 if is_good else 1)
+
+
+def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
+    console.print("Training two more versions of the digit classifier, one of them worse on purpose …")
+    versions = make_versions(data_dir)
+    for version, accuracy in versions.accuracies.items():
+        console.print(f"  version {version}: {accuracy:.1%} of the held-out images right")
+    env = {"MODELS_FILE": str(versions.models_file), "MODELS_DIR": str(versions.models_dir)}
+    services = [
+        replace(one, env={**one.env, **env})
+        for one in default_services(models_file=versions.models_file)
+        if one.name not in _NOT_NEEDED
+    ]
+    setup = [replace(one, env={**one.env, **env}) for one in default_setup(kafka_credentials(data_dir))]
+    console.print("Starting Kafka, Postgres, Redis, the dispatcher, the recorder, the admin API and a pool …")
+
+    def show(name: str, message: str) -> None:
+        console.print(f"  {name:<22} {message}", style="dim", highlight=False, markup=False)
+
+    with LocalStack(data_dir=data_dir, secured=True, setup=setup, services=services, report=show) as stack:
+        users = stack.endpoints.kafka_settings
+        operator = users(KafkaUser(KafkaRole.OPERATOR).name)
+        models = PublishedModels(operator, default_codec(), _follower_ended)
+        models.start()
+        with Client(TENANT, settings=users(KafkaUser(KafkaRole.TENANT, TENANT).name)) as client:
+            worse = _roll_out(console, operator, models, client, BAD)
+            better = _roll_out(console, operator, models, client, GOOD)
+            after = ask_until(client, _asked_at_least(64), lambda _answers: None)
+        models.stop()
+    findings = {
+        "the worse version was taken back": worse.status == RolloutStatus.ROLLED_BACK,
+        "the version as good was promoted": better.status == RolloutStatus.PROMOTED,
+        "then it answers everything": {version for _, version in after.requests} == {GOOD},
+        "no request was refused": not (worse.answers.refused or better.answers.refused or after.refused),
+    }
+    if as_json:
+        print(json.dumps({"rollouts": [_plain(one) for one in (worse, better)], "findings": findings}, indent=2))
+    else:
+        for end in (worse, better):
+            _show(console, end)
+        for finding, is_met in findings.items():
+            console.print(f"{'[green]yes[/green]' if is_met else '[red]NO[/red] '} {finding}")
+    return all(findings.values())
+
+
+def _roll_out(
+    console: Console, operator: KafkaSettings, models: PublishedModels, client: Client, version: str
+) -> RolloutEnd:
+    """Start a rollout, and ask until it is over."""
+    plan = RolloutPlan(version, (50.0, 100.0), GUARDS, least_step_ms=0, sticky_by="request")
+    author = Author("demo", now_ms(), "a demonstration")
+    started = monotonic()
+    made = change_route(operator, default_codec(), MODEL, lambda known: with_rollout(known, MODEL, plan, author))
+    console.print(f"Version {version} gets half of the requests, beside version {CHAMPION}.")
+
+    def is_over() -> bool:
+        route = models.catalog.routes.get(MODEL)
+        known = route is not None and route.revision > made.revision
+        return (known and route is not None and route.rollout is not None and not is_active(route.rollout)) or (
+            monotonic() - started > _LONGEST_S
+        )
+
+    with console.status("asking") as status:
+        answers = ask_until(client, is_over, lambda found: status.update(f"{found.total} answers, each rated"))
+    route = models.catalog.routes[MODEL]
+    end = RolloutEnd(route, monotonic() - started, answers)
+    console.print(f"After {answers.total} answers and {end.seconds:.0f} s: {end.status} ({route.reason}).")
+    return end
+
+
+def _asked_at_least(count: int) -> "_Countdown":
+    return _Countdown(count)
+
+
+class _Countdown:
+    """Over after it was asked so many times."""
+
+    def __init__(self, count: int) -> None:
+        self._left = count
+
+    def __call__(self) -> bool:
+        self._left -= 1
+        return self._left < 0
+
+
+def _follower_ended(error: Exception) -> None:
+    raise error
+
+
+def _show(console: Console, end: RolloutEnd) -> None:
+    rollout = end.route.rollout
+    if rollout is None:
+        return
+    arms = Table("arm", "version", "answers", "right", title=f"Rollout of version {rollout.candidate}: {end.status}")
+    for arm in sorted(end.answers.requests):
+        arms.add_row(*arm, str(end.answers.requests[arm]), f"{end.answers.accuracy(arm):.1%}")
+    console.print(arms)
+    found = Table("guard", "verdict", "candidate", "control", "harm between", "tolerated")
+    for one in rollout.findings:
+        values = [_number(value) for value in (one.candidate, one.control, one.lower, one.upper)]
+        found.add_row(
+            one.guard, one.verdict or "no data", *values[:2], " and ".join(values[2:]), _number(one.tolerance)
+        )
+    console.print(found)
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
+
+
+def _plain(end: RolloutEnd) -> Mapping[str, Any]:
+    return {
+        "candidate": None if end.route.rollout is None else end.route.rollout.candidate,
+        "status": end.status,
+        "reason": end.route.reason,
+        "seconds": round(end.seconds, 1),
+        "answers": {
+            f"{arm} {version}": {"requests": count, "right": end.answers.right[arm, version]}
+            for (arm, version), count in end.answers.requests.items()
+            if arm in (CANDIDATE_ARM, CONTROL_ARM, "champion")
+        },
+        "refused": dict(end.answers.refused),
+    }
+
+
+if __name__ == "__main__":
+    typer.run(main)

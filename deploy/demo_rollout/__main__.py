@@ -34,6 +34,7 @@ from fairlane_server.topics.families import KafkaRole
 
 TENANT = "acme"
 _LONGEST_S = 90.0
+_ASKED_AFTER = 64
 # A small machine, a few hundred requests: what is tolerated is more than a deployment would.
 GUARDS = RolloutGuards(
     most_added_failures=0.05,
@@ -93,13 +94,16 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
     with LocalStack(data_dir=data_dir, secured=True, setup=setup, services=services, report=show) as stack:
         users = stack.endpoints.kafka_settings
         operator = users(KafkaUser(KafkaRole.OPERATOR).name)
-        models = PublishedModels(operator, default_codec(), _follower_ended)
+        failures: list[Exception] = []
+        models = PublishedModels(operator, default_codec(), failures.append)
         models.start()
         with Client(TENANT, settings=users(KafkaUser(KafkaRole.TENANT, TENANT).name)) as client:
             worse = _roll_out(console, operator, models, client, BAD)
             better = _roll_out(console, operator, models, client, GOOD)
-            after = ask_until(client, _asked_at_least(64), lambda _answers: None)
+            after = ask_until(client, lambda answers: answers.total >= _ASKED_AFTER, lambda _answers: None)
         models.stop()
+    if failures:
+        raise StackError(f"the models could not be followed: {failures[0]}")
     findings = {
         "the worse version was taken back": worse.status == RolloutStatus.ROLLED_BACK,
         "the version as good was promoted": better.status == RolloutStatus.PROMOTED,
@@ -126,12 +130,10 @@ def _roll_out(
     made = change_route(operator, default_codec(), MODEL, lambda known: with_rollout(known, MODEL, plan, author))
     console.print(f"Version {version} gets half of the requests, beside version {CHAMPION}.")
 
-    def is_over() -> bool:
-        route = models.catalog.routes.get(MODEL)
-        known = route is not None and route.revision > made.revision
-        return (known and route is not None and route.rollout is not None and not is_active(route.rollout)) or (
-            monotonic() - started > _LONGEST_S
-        )
+    def is_over(_answers: Answers) -> bool:
+        route = models.catalog.routes[MODEL]
+        is_decided = route.revision > made.revision and route.rollout is not None and not is_active(route.rollout)
+        return is_decided or monotonic() - started > _LONGEST_S
 
     with console.status("asking") as status:
         answers = ask_until(client, is_over, lambda found: status.update(f"{found.total} answers, each rated"))
@@ -139,25 +141,6 @@ def _roll_out(
     end = RolloutEnd(route, monotonic() - started, answers)
     console.print(f"After {answers.total} answers and {end.seconds:.0f} s: {end.status} ({route.reason}).")
     return end
-
-
-def _asked_at_least(count: int) -> "_Countdown":
-    return _Countdown(count)
-
-
-class _Countdown:
-    """Over after it was asked so many times."""
-
-    def __init__(self, count: int) -> None:
-        self._left = count
-
-    def __call__(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-
-def _follower_ended(error: Exception) -> None:
-    raise error
 
 
 def _show(console: Console, end: RolloutEnd) -> None:

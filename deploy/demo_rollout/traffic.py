@@ -32,14 +32,14 @@ class Answers:
         return self.right[arm] / self.requests[arm]
 
 
-def ask_until(client: Client, is_over: Callable[[], bool], progress: Callable[[Answers], None]) -> Answers:
+def ask_until(client: Client, is_over: Callable[[Answers], bool], progress: Callable[[Answers], None]) -> Answers:
     """Ask, and rate every answer, until ``is_over``; then wait for what is in flight."""
     answers, images = Answers(), _images()
     waiting: deque[tuple[Handle, str]] = deque()
     ratings: deque[Future[None]] = deque()
     with ThreadPoolExecutor(_RATERS) as raters:
-        while waiting or not is_over():
-            while len(waiting) < _IN_FLIGHT and not is_over():
+        while waiting or not is_over(answers):
+            while len(waiting) < _IN_FLIGHT and not is_over(answers):
                 image, label = next(images)
                 waiting.append((client.submit(model=MODEL, task=Task.CLASSIFY, image=image), label))
             if not waiting:

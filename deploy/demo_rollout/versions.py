@@ -37,10 +37,11 @@ def make_versions(folder: Path) -> Versions:
     _train(models_dir / _FOLDERS[BAD], seed=_GOOD_SEED, epochs=_BAD_EPOCHS, min_accuracy=0.0)
     models_file = folder / "models.yaml"
     models_file.write_text(yaml.safe_dump({"models": [_entry(version) for version in _FOLDERS]}), encoding="utf-8")
-    described = {
-        version: json.loads((models_dir / name / "model.json").read_text()) for version, name in _FOLDERS.items()
-    }
-    return Versions(models_dir, models_file, {version: float(one["accuracy"]) for version, one in described.items()})
+    return Versions(models_dir, models_file, {one: _accuracy(models_dir / name) for one, name in _FOLDERS.items()})
+
+
+def _accuracy(folder: Path) -> float:
+    return float(json.loads((folder / "model.json").read_text(encoding="utf-8"))["accuracy"])
 
 
 def _train(folder: Path, **options: Any) -> None:

@@ -164,7 +164,7 @@ class RolloutController:
             self._models = None
 
     def _show(self, models: PublishedModels) -> None:
-        steps = {
+        steps: dict[tuple[str, ...], float] = {
             (route.model,): float(route.rollout.step)
             for route in models.catalog.routes.values()
             if route.rollout is not None and is_active(route.rollout)

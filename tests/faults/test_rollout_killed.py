@@ -60,8 +60,12 @@ class Traffic:
 
 
 @pytest.fixture
-def pipeline(broker: str, tmp_path: Path, unique: str, migrated: PostgresServer) -> Iterator[Pipeline]:
-    assert migrated, "its processes end before its database"
+def pipeline(
+    broker: str,
+    tmp_path: Path,
+    unique: str,
+    migrated: PostgresServer,
+) -> Iterator[Pipeline]:
     with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=SOON) as made:
         yield made
 

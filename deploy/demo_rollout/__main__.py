@@ -43,7 +43,7 @@ GUARDS = RolloutGuards(
     most_lost_quality=0.1,
     require_quality=True,
 )
-_NOT_NEEDED = (GATEWAY, "backfill-1", "ingest-1")
+_NOT_NEEDED = (GATEWAY, "backfill-1", "ingest-1", "setup-prices")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,11 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
         for one in default_services(models_file=versions.models_file)
         if one.name not in _NOT_NEEDED
     ]
-    setup = [replace(one, env={**one.env, **env}) for one in default_setup(kafka_credentials(data_dir))]
+    setup = [
+        replace(one, env={**one.env, **env})
+        for one in default_setup(kafka_credentials(data_dir))
+        if one.name not in _NOT_NEEDED
+    ]
     console.print("Starting Kafka, Postgres, Redis, the dispatcher, the recorder, the admin API and a pool …")
 
     def show(name: str, message: str) -> None:

@@ -24,7 +24,7 @@ from benchmarks.rollout_traffic import CANDIDATES, SHAPES, ArmTraffic, Candidate
 from fairlane_server.rollouts.verdict import RolloutVerdict
 
 NAME = "rollout"
-RUNS = 20
+RUNS = 10
 """Of each candidate on each shape."""
 SEED = 20
 HOW = (

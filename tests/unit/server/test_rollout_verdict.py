@@ -77,11 +77,11 @@ def test_without_traffic_of_the_control_there_is_no_verdict(candidate: ArmEviden
 
 
 def test_a_candidate_that_only_fails_is_worse_within_ten_requests() -> None:
-    verdict = judged(arm(10, failed=10), arm(10))
+    verdict = judged(arm(8, failed=8), arm(8))
 
     assert verdict.verdict is RolloutVerdict.WORSE
     assert verdict.reason.startswith("errors: ")
-    assert judged(arm(10), arm(10, failed=10)).verdict is RolloutVerdict.UNDECIDED
+    assert judged(arm(8), arm(8, failed=8)).verdict is RolloutVerdict.UNDECIDED
 
 
 @pytest.mark.parametrize(

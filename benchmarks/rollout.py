@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.result import Figure, Result
+from benchmarks.result import Bound, Figure, Result
 from benchmarks.rollout_rules import PLAN, Rule, fixed_threshold, repeated_test, sequential
 from benchmarks.rollout_traffic import CANDIDATES, SHAPES, ArmTraffic, Candidate, RolloutTraffic, SimulatedStep
 from fairlane_server.rollouts.verdict import RolloutVerdict
@@ -108,14 +108,13 @@ def figures(ends: Sequence[RolloutEnd]) -> Iterator[Figure]:
     for rule in RULES:
         chosen = _of(usual, rule)
         good = [end for end in chosen if end.candidate.name in NO_WORSE]
-        aims = (("at least", LEAST_RIGHT), ("at most", MOST_WRONG)) if rule == OURS else ((None, None),) * 2
-        yield Figure(f"{rule}right verdicts", _part(chosen, "is_right"), "ratio", *aims[0])
-        yield Figure(f"{rule}rollbacks of equal and better", _part(good, "is_wrong"), "ratio", *aims[1])
-    for what in ("bad_answers", "excess_s"):
-        ours, others = (sum(getattr(end, what) for end in _of(usual, rule)) for rule in (OURS, THRESHOLD))
-        yield Figure(
-            f"{_WORDS[what]}, divided by those of fixed thresholds", ours / max(1, others), "ratio", "at most", 1.0
-        )
+        yield _aimed(rule, "right verdicts", _part(chosen, "is_right"), "at least", LEAST_RIGHT)
+        yield _aimed(rule, "rollbacks of equal and better", _part(good, "is_wrong"), "at most", MOST_WRONG)
+    worse = [end for end in usual if not end.candidate.is_good]
+    for what, word in _WORDS.items():
+        ours, others = (sum(getattr(end, what) for end in _of(worse, rule)) for rule in (OURS, THRESHOLD))
+        name = f"{word} of worse candidates, divided by those of fixed thresholds"
+        yield Figure(name, ours / max(1, others), "ratio", "at most", 1.0)
     for name in dict.fromkeys(end.candidate.name for end in usual):
         for rule in RULES:
             yield from _of_candidate(f"{rule}{name}", [end for end in _of(usual, rule) if end.candidate.name == name])
@@ -124,6 +123,11 @@ def figures(ends: Sequence[RolloutEnd]) -> Iterator[Figure]:
             chosen = [end for end in _of(ends, rule) if end.shape == shape]
             yield Figure(f"{rule}{shape}: right", _part(chosen, "is_right"), "ratio")
             yield Figure(f"{rule}{shape}: wrong", _part(chosen, "is_wrong"), "ratio")
+
+
+def _aimed(rule: str, name: str, value: float, bound: Bound, aim: float) -> Figure:
+    """The aims are ours; other rules are only compared."""
+    return Figure(name, value, "ratio", bound, aim) if rule == OURS else Figure(f"{rule}{name}", value, "ratio")
 
 
 def _of_candidate(name: str, ends: Sequence[RolloutEnd]) -> Iterator[Figure]:

@@ -83,12 +83,14 @@ def test_exchanged_roles_give_exchanged_bounds_of_failures(one: FailureCount, ot
 
 
 @given(counts(), counts())
-def test_a_further_failure_never_lowers_the_harm(one: FailureCount, other: FailureCount) -> None:
+def test_a_further_failure_does_not_lower_the_harm(one: FailureCount, other: FailureCount) -> None:
+    """But for 0.02 where none, or all, failed: the mixture's distance from the best rate is larger there."""
     assume(one.failed < one.requests)
     more = FailureCount(one.failed + 1, one.requests)
+    slack = 1e-4 if 2 < one.failed < one.requests - 3 else 0.02
 
-    assert lower_bound(more, other, LEVEL) >= lower_bound(one, other, LEVEL) - 1e-3
-    assert lower_bound(other, more, LEVEL) <= lower_bound(other, one, LEVEL) + 1e-3
+    assert lower_bound(more, other, LEVEL) >= lower_bound(one, other, LEVEL) - slack
+    assert lower_bound(other, more, LEVEL) <= lower_bound(other, one, LEVEL) + slack
 
 
 @given(counts(), counts(), st.floats(0, 50))
@@ -134,8 +136,9 @@ def test_the_bounds_of_latency_are_those_of_a_search_over_all_pairs_of_buckets()
 
     def evidence(count: float, total: float, *, more: bool) -> float:
         if (count > exceeding * total) != more or count == exceeding * total:
-            return -most_regret(total)
-        return log_mixture(count, total) - log_likelihood(count, total, exceeding)
+            return -most_regret(total) - math.log(2)
+        mixture = np.logaddexp(log_mixture(count, total), log_mixture(count, total, 10, 190)) - math.log(2)
+        return float(mixture) - log_likelihood(count, total, exceeding)
 
     def is_rejected(steps: int) -> bool:
         places = [min(OVERDUE_BUCKET + 1, max(0, bucket + steps + 1)) for bucket in range(OVERDUE_BUCKET + 1)]
@@ -288,7 +291,7 @@ def moments(values: Floats) -> Moments:
 
 
 def test_equal_values_are_no_certainty_and_enough_of_them_are_proof() -> None:
-    few, many = (Moments.of([7.0] * count) for count in (60, 1_000))
+    few, many = (Moments.of([7.0] * count) for count in (30, 1_000))
     few_scores, many_scores = (Moments.of([1.0] * count) for count in (60, 5_000))
 
     assert cost_ratio_bounds(few, few, 1.1, LEVELS, ALONE).upper > 0.1

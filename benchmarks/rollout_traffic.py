@@ -200,9 +200,9 @@ class RolloutTraffic:
         work = LOAD * random.poisson(rates * shape.rate_per_s) / shape.rate_per_s
         total = np.cumsum(work - 1.0)
         waits = total - np.minimum(np.minimum.accumulate(total), 0.0)
-        champion = Candidate("champion", is_good=True)
-        arms = (self._arm(one, arm_rate * rates, factors, waits) for one in (candidate, champion))
-        return SimulatedStep(*arms, seconds=seconds)
+        tried = self._arm(candidate, arm_rate * rates, factors, waits)
+        control = self._arm(Candidate("champion", is_good=True), arm_rate * rates, factors, waits)
+        return SimulatedStep(tried, control, seconds)
 
     def _phases(self, seconds: int) -> Floats:
         lengths = self._random.exponential(

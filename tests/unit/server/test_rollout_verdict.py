@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from random import Random
 from time import process_time
 
 import numpy as np
@@ -242,8 +243,8 @@ def test_more_harm_never_makes_a_better_verdict(
 
 
 @given(st.lists(evidence(), min_size=2, max_size=4), st.randoms(use_true_random=False))
-def test_the_order_in_which_evidence_came_does_not_matter(parts: list[ArmEvidence], random: object) -> None:
-    shuffled = sorted(parts, key=lambda _: random.random())  # type: ignore[attr-defined] - of the random module
+def test_the_order_in_which_evidence_came_does_not_matter(parts: list[ArmEvidence], random: Random) -> None:
+    shuffled = sorted(parts, key=lambda _: random.random())
     forth, back = (sum(found, ArmEvidence()) for found in (parts, shuffled))
 
     assert judged(forth, arm(500)).verdict is judged(back, arm(500)).verdict

@@ -18,22 +18,26 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from benchmarks.result import Figure, Result
+from benchmarks.result import Bound, Figure, Result
 from benchmarks.rollout_rules import ROLLOUT, Rule, fixed_threshold, repeated_test, sequential
 from benchmarks.rollout_traffic import CANDIDATES, SHAPES, ArmTraffic, Candidate, RolloutTraffic, SimulatedStep
 from fairlane_server.rollouts.verdict import RolloutVerdict
 
 NAME = "rollout"
-RUNS = 20
+RUNS = 10
 """Of each candidate on each shape."""
 SEED = 20
 HOW = (
     f"{RUNS} simulated rollouts of each candidate on each of {len(SHAPES)} shapes of traffic; the same on every machine"
 )
 
-RULES: Mapping[str, Rule] = {"": sequential, "fixed threshold: ": fixed_threshold, "repeated test: ": repeated_test}
+OURS, THRESHOLD, REPEATED = "", "fixed threshold: ", "repeated test: "
+RULES: Mapping[str, Rule] = {OURS: sequential, THRESHOLD: fixed_threshold, REPEATED: repeated_test}
+LOW = "low traffic"
+NO_WORSE = ("equal", "better")
 LEAST_RIGHT = 0.95
 MOST_WRONG = 0.02
+_WORDS = {"bad_answers": "bad answers", "excess_s": "excess seconds"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,35 +103,47 @@ def _rollout(
 
 
 def figures(ends: Sequence[RolloutEnd]) -> Iterator[Figure]:
-    """By candidate over all shapes, then by shape over all candidates. The aims are ours; low traffic has none, since a
-    day of it may be too little for a verdict."""
-    ours = [end for end in ends if not end.rule and end.shape != "low traffic"]
-    good = [end for end in ours if end.candidate.name in ("equal", "better")]
-    yield Figure("right verdicts, but for low traffic", _part(ours, "is_right"), "ratio", "at least", LEAST_RIGHT)
-    yield Figure(
-        "rollbacks of equal and better, but for low traffic", _part(good, "is_wrong"), "ratio", "at most", MOST_WRONG
-    )
-    for name in dict.fromkeys(end.candidate.name for end in ends):
+    """By rule, by candidate, and by shape. Only the last have low traffic, of which a day may be too little."""
+    usual = [end for end in ends if end.shape != LOW]
+    for rule in RULES:
+        chosen = _of(usual, rule)
+        good = [end for end in chosen if end.candidate.name in NO_WORSE]
+        yield _aimed(rule, "right verdicts", _part(chosen, "is_right"), "at least", LEAST_RIGHT)
+        yield _aimed(rule, "rollbacks of equal and better", _part(good, "is_wrong"), "at most", MOST_WRONG)
+    worse = [end for end in usual if not end.candidate.is_good]
+    for what, word in _WORDS.items():
+        ours, others = (sum(getattr(end, what) for end in _of(worse, rule)) for rule in (OURS, THRESHOLD))
+        name = f"{word} of worse candidates, divided by those of fixed thresholds"
+        yield Figure(name, ours / max(1, others), "ratio", "at most", 1.0)
+    for name in dict.fromkeys(end.candidate.name for end in usual):
         for rule in RULES:
-            chosen = [end for end in ends if end.candidate.name == name and end.rule == rule]
-            decided = [end.requests for end in chosen if end.verdict is not RolloutVerdict.UNDECIDED]
-            yield Figure(f"{rule}{name}: right", _part(chosen, "is_right"), "ratio")
-            yield Figure(f"{rule}{name}: wrong", _part(chosen, "is_wrong"), "ratio")
-            if decided:
-                yield Figure(f"{rule}{name}: requests until the verdict, median", float(np.median(decided)), "requests")
-                yield Figure(
-                    f"{rule}{name}: requests until the verdict, p95", float(np.quantile(decided, 0.95)), "requests"
-                )
-            if not chosen[0].candidate.is_good:
-                yield Figure(
-                    f"{rule}{name}: bad answers", float(np.mean([end.bad_answers for end in chosen])), "answers"
-                )
-                yield Figure(f"{rule}{name}: excess time", float(np.mean([end.excess_s for end in chosen])), "s")
+            yield from _of_candidate(f"{rule}{name}", [end for end in _of(usual, rule) if end.candidate.name == name])
     for shape in dict.fromkeys(end.shape for end in ends):
         for rule in RULES:
-            chosen = [end for end in ends if end.shape == shape and end.rule == rule]
+            chosen = [end for end in _of(ends, rule) if end.shape == shape]
             yield Figure(f"{rule}{shape}: right", _part(chosen, "is_right"), "ratio")
             yield Figure(f"{rule}{shape}: wrong", _part(chosen, "is_wrong"), "ratio")
+
+
+def _aimed(rule: str, name: str, value: float, bound: Bound, aim: float) -> Figure:
+    """The aims are ours; other rules are only compared."""
+    return Figure(name, value, "ratio", bound, aim) if rule == OURS else Figure(f"{rule}{name}", value, "ratio")
+
+
+def _of_candidate(name: str, ends: Sequence[RolloutEnd]) -> Iterator[Figure]:
+    yield Figure(f"{name}: right", _part(ends, "is_right"), "ratio")
+    decided = [end.requests for end in ends if end.verdict is not RolloutVerdict.UNDECIDED]
+    if decided:
+        yield Figure(f"{name}: requests until the verdict, median", float(np.median(decided)), "requests")
+        yield Figure(f"{name}: requests until the verdict, p95", float(np.quantile(decided, 0.95)), "requests")
+    for what, unit in (("bad_answers", "answers"), ("excess_s", "s")):
+        mean = float(np.mean([getattr(end, what) for end in ends]))
+        if mean:
+            yield Figure(f"{name}: {_WORDS[what]}", mean, unit)
+
+
+def _of(ends: Sequence[RolloutEnd], rule: str) -> list[RolloutEnd]:
+    return [end for end in ends if end.rule == rule]
 
 
 def cells(ends: Sequence[RolloutEnd]) -> Iterator[dict[str, float]]:

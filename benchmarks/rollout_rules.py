@@ -6,13 +6,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from benchmarks.rollout_traffic import DEADLINE_S, ArmRequests, Floats, SimulatedStep
+from benchmarks.rollout_traffic import ArmRequests, Floats, SimulatedStep
 from fairlane_server.rollouts.changes import RolloutPlan, first_step
 from fairlane_server.rollouts.steps import StepAction, next_action
 from fairlane_server.rollouts.verdict import RolloutVerdict, judge_step
 
 ROLLOUT = first_step(RolloutPlan("candidate"), "champion", 0)
 JUDGED_STEPS = len(ROLLOUT.steps) - 1
+GUARDS = ROLLOUT.guards
 WINDOW = 500
 MOST_FAILING, MOST_RATIO = 0.01, 1.2
 FAILED_WINDOWS = 3
@@ -58,7 +59,7 @@ def fixed_threshold(step: SimulatedStep, _place: int) -> RuleEnd:
     for end in range(WINDOW, min(map(len, orders)) + 1, WINDOW):
         windows = [order[end - WINDOW : end] for order in orders]
         slow, usual = (
-            np.quantile((arm.done_s - arm.arrived_s)[window], ROLLOUT.guards.latency_quantile)
+            np.quantile((arm.done_s - arm.arrived_s)[window], GUARDS.latency_quantile)
             for arm, window in zip(arms, windows, strict=True)
         )
         if arms[0].failed[windows[0]].mean() > MOST_FAILING or slow > MOST_RATIO * usual:
@@ -79,59 +80,60 @@ def repeated_test(step: SimulatedStep, _place: int) -> RuleEnd:
     """A z-test for each guard with the rates that ours states, made for one look, and looked at every second; of
     latencies the means are compared."""
     seconds = np.arange(1, step.seconds + 1, dtype=np.float64)
-    (failed, requests), (latency, costs, scores) = _rates(step, seconds), _means(step, seconds)
-    rates = failed / np.maximum(requests, 1)
-    spread = np.sqrt((rates * (1 - rates) / np.maximum(requests, 1)).sum(axis=0))
-    tests = [(rates[0] - rates[1], spread, ROLLOUT.guards.most_added_failures)]
-    ratios = (latency, ROLLOUT.guards.most_latency_ratio), (costs, ROLLOUT.guards.most_cost_ratio)
-    for (harm, deviation), most in ratios:
-        tests.append((harm, deviation, math.log(most or math.inf)))
-    tests.append((*scores, ROLLOUT.guards.most_lost_quality or math.inf))
-    enough = requests.min(axis=0) >= LEAST_IN_TEST
-    with np.errstate(invalid="ignore"):
-        worse = enough & np.any([harm > _Z_WORSE * spread for harm, spread, _ in tests], axis=0)
-        passes = enough & np.all([harm + _Z_PASS * spread < most for harm, spread, most in tests], axis=0)
+    candidate, control = (_SumsInTime(arm, seconds) for arm in (step.candidate, step.control))
+    answered = np.minimum(candidate.answered, control.answered)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        tests = [
+            (*_difference(candidate.failed, control.failed), GUARDS.most_added_failures),
+            (*_log_ratio(candidate.latencies, control.latencies), math.log(GUARDS.most_latency_ratio or math.inf)),
+            (*_log_ratio(candidate.costs, control.costs), math.log(GUARDS.most_cost_ratio or math.inf)),
+            (*_difference(control.scores, candidate.scores), GUARDS.most_lost_quality or math.inf),
+        ]
+        enough = answered >= LEAST_IN_TEST
+        worse = enough & np.any([harm > _Z_WORSE * deviation for harm, deviation, _ in tests], axis=0)
+        passes = enough & np.all([harm + _Z_PASS * deviation < most for harm, deviation, most in tests], axis=0)
     first = int(np.argmax(worse | passes))
     if not (worse | passes)[first]:
         return RuleEnd(RolloutVerdict.UNDECIDED, float(step.seconds))
     return RuleEnd(RolloutVerdict.WORSE if worse[first] else RolloutVerdict.PASSED, float(seconds[first]))
 
 
-def _at(arm: ArmRequests, values: Floats, seconds: Floats) -> Floats:
-    """Sums of the values of what is answered at each second; NaN counts as nothing."""
-    order = np.argsort(arm.done_s, kind="stable")
-    ends = np.searchsorted(arm.done_s[order], seconds, side="right")
-    return np.concatenate(([0.0], np.cumsum(np.nan_to_num(values)[order])))[ends]
+@dataclass(frozen=True, slots=True)
+class _MeanInTime:
+    """A mean at each second, and its variance."""
+
+    mean: Floats
+    variance: Floats
 
 
-def _rates(step: SimulatedStep, seconds: Floats) -> tuple[Floats, Floats]:
-    arms = (step.candidate, step.control)
-    failed = np.asarray([_at(arm, arm.failed.astype(float), seconds) for arm in arms])
-    return failed, np.asarray([_at(arm, np.ones(len(arm.done_s)), seconds) for arm in arms])
+class _SumsInTime:
+    """What is known of an arm at each of these seconds."""
+
+    def __init__(self, arm: ArmRequests, seconds: Floats) -> None:
+        self._order = np.argsort(arm.done_s, kind="stable")
+        self._ends = np.searchsorted(arm.done_s[self._order], seconds, side="right")
+        self.answered = self._ends
+        self.failed = self._mean(arm.failed.astype(np.float64))
+        self.latencies = self._mean(arm.done_s - arm.arrived_s)
+        self.costs = self._mean(arm.costs)
+        self.scores = self._mean(arm.scores)
+
+    def _mean(self, values: Floats) -> _MeanInTime:
+        """NaN counts as no value."""
+        ordered = values[self._order]
+        counts, totals, squares = (
+            np.concatenate(([0.0], np.cumsum(one)))[self._ends]
+            for one in (~np.isnan(ordered), np.nan_to_num(ordered), np.nan_to_num(ordered) ** 2)
+        )
+        with np.errstate(invalid="ignore", divide="ignore"):
+            mean = totals / counts
+            return _MeanInTime(mean, (squares / counts - mean * mean) / counts)
 
 
-def _means(step: SimulatedStep, seconds: Floats) -> list[tuple[Floats, Floats]]:
-    """Harm and its standard deviation at each second: logarithms of ratios, and differences of scores."""
-    found: list[tuple[Floats, Floats]] = []
-    arms = (step.candidate, step.control)
-    values = [
-        [np.minimum(arm.done_s - arm.arrived_s, DEADLINE_S) for arm in arms],
-        [arm.costs for arm in arms],
-        [arm.scores for arm in arms],
-    ]
-    with np.errstate(invalid="ignore", divide="ignore"):
-        for number, of_arms in enumerate(values):
-            means, variances = [], []
-            for arm, one in zip(arms, of_arms, strict=True):
-                count = _at(arm, (~np.isnan(one)).astype(float), seconds)
-                mean = _at(arm, one, seconds) / count
-                variance = (_at(arm, one * one, seconds) / count - mean * mean) / count
-                means.append(mean)
-                variances.append(variance)
-            if number < 2:
-                harm = np.log(means[0] / means[1])
-                deviation = np.sqrt(variances[0] / means[0] ** 2 + variances[1] / means[1] ** 2)
-            else:
-                harm, deviation = means[1] - means[0], np.sqrt(variances[0] + variances[1])
-            found.append((harm, deviation))
-    return found
+def _difference(one: _MeanInTime, other: _MeanInTime) -> tuple[Floats, Floats]:
+    return one.mean - other.mean, np.sqrt(one.variance + other.variance)
+
+
+def _log_ratio(one: _MeanInTime, other: _MeanInTime) -> tuple[Floats, Floats]:
+    variance = one.variance / one.mean**2 + other.variance / other.mean**2
+    return np.log(one.mean / other.mean), np.sqrt(variance)

@@ -7,7 +7,7 @@ the quantiles is known. What makes the candidate worse is known of every request
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ SCORED = 0.5
 NANOS_PER_TOKEN = 100
 _MOST_REQUESTS = 120_000
 _MOST_S = 24 * 3_600
-_SIZES = 4_096
+_SIZES = 8_192
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,12 +183,7 @@ class RolloutTraffic:
 
     def __init__(self, shape: ArmTraffic, seed: int) -> None:
         self._shape = shape
-        sampler = TraceSampler(load_trace(), seed)
-        sizes = [sampler.size() for _ in range(_SIZES)]
-        self._engine_s = np.asarray(
-            [COST.prefill_seconds(one.prompt_tokens) + one.output_tokens / COST.decode_tokens_per_s for one in sizes]
-        )
-        self._cost_nanos = np.asarray([NANOS_PER_TOKEN * float(one.cost_tokens) for one in sizes])
+        self._engine_s, self._cost_nanos = _engine_times_and_costs()
         self._random = np.random.default_rng(seed)
 
     def step(self, candidate: Candidate, percent: float) -> SimulatedStep:
@@ -205,9 +200,9 @@ class RolloutTraffic:
         work = LOAD * random.poisson(rates * shape.rate_per_s) / shape.rate_per_s
         total = np.cumsum(work - 1.0)
         waits = total - np.minimum(np.minimum.accumulate(total), 0.0)
-        champion = Candidate("champion", is_good=True)
-        arms = (self._arm(one, arm_rate * rates, factors, waits) for one in (candidate, champion))
-        return SimulatedStep(*arms, seconds=seconds)
+        tried = self._arm(candidate, arm_rate * rates, factors, waits)
+        control = self._arm(Candidate("champion", is_good=True), arm_rate * rates, factors, waits)
+        return SimulatedStep(tried, control, seconds)
 
     def _phases(self, seconds: int) -> Floats:
         lengths = self._random.exponential(
@@ -221,7 +216,7 @@ class RolloutTraffic:
         seconds = np.repeat(np.arange(len(rates)), random.poisson(rates))
         count = len(seconds)
         arrived = np.sort(seconds + random.random(count))
-        drawn = random.integers(_SIZES, size=count)
+        drawn = random.integers(len(self._engine_s), size=count)
         usual_s = self._engine_s[drawn] * factors[seconds] * self._key_factors(count)
         waited_s = waits[seconds] * random.random(count)
         hangs = random.random(count) < candidate.hanging
@@ -262,6 +257,17 @@ class RolloutTraffic:
             return np.ones(count)
         logs = self._random.normal(0.0, np.sqrt(self._shape.key_correlation), count // REQUESTS_OF_KEY + 1)
         return np.exp(np.repeat(logs, REQUESTS_OF_KEY)[:count])
+
+
+@cache
+def _engine_times_and_costs() -> tuple[Floats, Floats]:
+    """Of requests of the trace, in seconds and nano-USD."""
+    sampler = TraceSampler(load_trace(), seed=0)
+    sizes = [sampler.size() for _ in range(_SIZES)]
+    times_s = [
+        COST.prefill_seconds(size.prompt_tokens) + size.output_tokens / COST.decode_tokens_per_s for size in sizes
+    ]
+    return np.asarray(times_s), np.asarray([float(NANOS_PER_TOKEN * size.cost_tokens) for size in sizes])
 
 
 def _running(values: Any) -> Floats:

@@ -13,6 +13,11 @@ from dataclasses import dataclass
 from fairlane_server.rollouts.bounds import UNKNOWN, HarmBounds, log_likelihood, log_mixture
 
 _HALVINGS = 16
+_BISECTIONS = 60
+_MARGIN = 1e-12
+"""Distance of the rates from 0 and 1, so that the gradient is finite."""
+_MOST_MISSING = 1e-3
+"""Of a log-likelihood."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +41,8 @@ def lower_bound(candidate: FailureCount, control: FailureCount, level: float) ->
     known = log_mixture(candidate.failed, candidate.requests) + log_mixture(control.failed, control.requests)
     # The likelihood falls on both sides of the measured difference.
     rejected, open_ = -1.0, candidate.rate - control.rate
+    if open_ == rejected:
+        return rejected
     for _ in range(_HALVINGS):
         middle = (rejected + open_) / 2
         if known - largest_log_likelihood(candidate, control, middle) >= needed:
@@ -69,8 +76,40 @@ def difference_bounds(
 
 
 def largest_log_likelihood(candidate: FailureCount, control: FailureCount, difference: float) -> float:
-    """Of both counts under any two rates with this difference: the root of a cubic (Miettinen and Nurminen 1985,
-    "Comparative analysis of two rates", appendix 1)."""
+    """Of both counts under any two rates with this difference; never less, and hardly more.
+
+    The best rate of the control is the root of a cubic (Miettinen and Nurminen 1985, "Comparative analysis of two
+    rates", appendix 1). Near 0 and 1 its formula loses digits, and a likelihood that is too small would make a false
+    verdict: so the gradient there bounds what is missing, and is followed to its zero if that is much.
+    """
+    low, high = max(0.0, -difference), min(1.0, 1.0 - difference)
+    margin = min(_MARGIN, (high - low) / 4)
+    low_inside, high_inside = low + margin, high - margin
+
+    def gradient(rate: float) -> float:
+        return _gradient(candidate, rate + difference) + _gradient(control, rate)
+
+    rate = min(high_inside, max(low_inside, _root(candidate, control, difference)))
+    slope = gradient(rate)
+    if abs(slope) * (high - low) > _MOST_MISSING:
+        for _ in range(_BISECTIONS):
+            if slope > 0:
+                low_inside = rate
+            else:
+                high_inside = rate
+            rate = (low_inside + high_inside) / 2
+            slope = gradient(rate)
+    # The logarithm is concave: it is below its tangent.
+    missing = max(slope * (low - rate), slope * (high - rate))
+    found = log_likelihood(candidate.failed, candidate.requests, rate + difference)
+    return found + log_likelihood(control.failed, control.requests, rate) + missing
+
+
+def _gradient(count: FailureCount, rate: float) -> float:
+    return count.failed / rate - (count.requests - count.failed) / (1.0 - rate)
+
+
+def _root(candidate: FailureCount, control: FailureCount, difference: float) -> float:
     requests = candidate.requests + control.requests
     failed = candidate.failed + control.failed
     square = (candidate.requests + 2 * control.requests) * difference - requests - failed
@@ -80,7 +119,4 @@ def largest_log_likelihood(candidate: FailureCount, control: FailureCount, diffe
     q = third**3 - linear * square / (6 * requests**2) + constant / (2 * requests)
     p = math.copysign(math.sqrt(max(0.0, third**2 - linear / (3 * requests))), q)
     angle = (math.pi + math.acos(min(1.0, max(-1.0, q / p**3)))) / 3 if p else 0.0
-    rate = min(1.0 - max(0.0, difference), max(-min(0.0, difference), 2 * p * math.cos(angle) - third))
-    return log_likelihood(candidate.failed, candidate.requests, min(1.0, max(0.0, rate + difference))) + log_likelihood(
-        control.failed, control.requests, rate
-    )
+    return 2 * p * math.cos(angle) - third

@@ -11,6 +11,7 @@ the time to answer.
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -104,7 +105,7 @@ class _Comparison:
             for arm, weight in zip((self.candidate, self.control), self._weights(), strict=True)
         )
         bounds = difference_bounds(candidate, control, *self._levels(), self._missing())
-        measured = tuple(count.rate if count.requests else None for count in (candidate, control))
+        measured = [count.rate if count.requests else None for count in (candidate, control)]
         return self._found(RolloutGuard.ERRORS, bounds, measured, self.guards.most_added_failures)
 
     def _latency(self) -> GuardFinding:
@@ -114,7 +115,7 @@ class _Comparison:
             for arm, weight in zip((self.candidate, self.control), self._weights(), strict=True)
         )
         bounds = ratio_bounds(candidate, control, quantile, *self._levels(), self._missing())
-        measured = tuple(quantile_ms(arm, quantile) if any(arm) else None for arm in (candidate, control))
+        measured = [quantile_ms(arm, quantile) if any(arm) else None for arm in (candidate, control)]
         return self._found(RolloutGuard.LATENCY, bounds, measured, (self.guards.most_latency_ratio or math.inf) - 1.0)
 
     def _cost(self) -> GuardFinding:
@@ -122,7 +123,7 @@ class _Comparison:
         bounds, required = UNKNOWN, candidate.total > 0 or control.total > 0
         if required and min(candidate.count, control.count) >= self.guards.least_values:
             bounds = cost_ratio_bounds(candidate, control, most, self._levels(), self._weights())
-        measured = tuple(arm.mean if arm.count else None for arm in (candidate, control))
+        measured = [arm.mean if arm.count else None for arm in (candidate, control)]
         return self._found(RolloutGuard.COST, bounds, measured, most - 1.0, required=required)
 
     def _quality(self) -> GuardFinding:
@@ -130,14 +131,14 @@ class _Comparison:
         bounds, required = UNKNOWN, self.guards.require_quality
         if min(candidate.count, control.count) >= self.guards.least_values:
             bounds, required = lost_quality_bounds(candidate, control, most, self._levels(), self._weights()), True
-        measured = tuple(arm.mean if arm.count else None for arm in (candidate, control))
+        measured = [arm.mean if arm.count else None for arm in (candidate, control)]
         return self._found(RolloutGuard.QUALITY, bounds, measured, most, required=required)
 
     def _found(
         self,
         guard: RolloutGuard,
         bounds: HarmBounds,
-        measured: tuple[float | None, ...],
+        measured: Sequence[float | None],
         tolerance: float,
         *,
         required: bool = True,
@@ -147,9 +148,8 @@ class _Comparison:
             verdict = RolloutVerdict.WORSE
         elif bounds.upper <= tolerance:
             verdict = RolloutVerdict.PASSED
-        values = (*measured, bounds.harm, bounds.lower, bounds.upper)
-        finite = (value if value is not None and math.isfinite(value) else None for value in values)
-        return GuardFinding(guard, verdict, *finite, tolerance=tolerance)
+        candidate, control, harm, lower, upper = map(_finite, (*measured, bounds.harm, bounds.lower, bounds.upper))
+        return GuardFinding(guard, verdict, candidate, control, harm, lower, upper, tolerance)
 
     def _levels(self) -> tuple[float, float]:
         return self.rollback_level, self.guards.false_pass_rate
@@ -165,6 +165,10 @@ class _Comparison:
             _excess_in_flight(self.candidate, self.control) / of_candidate,
             _excess_in_flight(self.control, self.candidate) / of_control,
         )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _excess_in_flight(arm: ArmEvidence, other: ArmEvidence) -> float:

@@ -9,6 +9,7 @@ from fairlane.settings import Settings
 from fairlane_server.guardrail_policy import MOST_PATTERN_CHARACTERS, MOST_SCHEMA_CHARACTERS
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.re2_patterns import MOST_MATCHES
+from fairlane_server.rollouts.guards import RolloutGuards
 from inference_consumers.capacity.measurement import FRESH_FOR_S
 from inference_consumers.engine_process.stall_detection import TIMES_PREDICTED
 from inference_consumers.guardrails.check import QuestionSize
@@ -25,6 +26,7 @@ def setting(name: str) -> float:
     return float(Settings.model_fields[name].default)
 
 
+GUARDS = RolloutGuards()
 HANG_TIMEOUT_S = TransactionLoop.__dataclass_fields__["hang_timeout_s"].default
 CASES = [
     ("architecture.md", r"has not returned after (\d+) s", HANG_TIMEOUT_S),
@@ -45,6 +47,14 @@ CASES = [
     ("bounds.md", r"a JSON Schema of ([\d,]+)", MOST_SCHEMA_CHARACTERS),
     ("guardrails-checks.md", r"with (\d+) bits of entropy", LEAST_ENTROPY_BITS),
     ("guardrails-checks.md", r"if it has at most ([\d,]+) characters", MOST_REPAIRED_CHARACTERS),
+    ("rollout-verdicts.md", r"\| `errors` \|[^|]*\| ([\d.]+) \|", GUARDS.most_added_failures),
+    ("rollout-verdicts.md", r"\| `latency` \|[^|]*control's \| ([\d.]+) \|", float(GUARDS.most_latency_ratio or 0)),
+    ("rollout-verdicts.md", r"\| `cost` \|[^|]*\| ([\d.]+) \|", float(GUARDS.most_cost_ratio or 0)),
+    ("rollout-verdicts.md", r"\| `quality` \|[^|]*\| ([\d.]+) \|", float(GUARDS.most_lost_quality or 0)),
+    ("rollout-verdicts.md", r"False rollback\*\*, (\d+) %", 100 * GUARDS.false_rollback_rate),
+    ("rollout-verdicts.md", r"False pass\*\*, (\d+) %", 100 * GUARDS.false_pass_rate),
+    ("rollout-verdicts.md", r"below (\d+) scores", GUARDS.least_values),
+    ("rollout-verdicts.md", r"`key_correlation`,\s+([\d.]+)\)", GUARDS.key_correlation),
     ("adr/0030-graceful-degradation.md", r"one step down after (\d+) s", DEFAULT_LADDER.down_after_ms / 1_000),
     ("adr/0030-graceful-degradation.md", r"one step up per (\d+) ms", DEFAULT_LADDER.up_every_ms),
 ]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from scipy.stats import binom
 
@@ -25,7 +25,7 @@ from fairlane_server.rollouts.proportions import (
 )
 from fairlane_server.rollouts.quantiles import quantile_ms, ratio_bounds
 
-RUNS = 300
+RUNS = 200
 LEVEL = 0.05
 LEVELS = (LEVEL, LEVEL)
 MOST_WRONG = int(binom.isf(1e-6, RUNS, LEVEL))
@@ -41,7 +41,7 @@ def counts(draw: st.DrawFn) -> FailureCount:
 
 
 def looks(most: int, growth: float = 1.05) -> list[int]:
-    """Every size up to 20, and then whenever there is 5 % more."""
+    """Every size up to 20, and then whenever there is so much more."""
     found = list(range(1, 21))
     while found[-1] < most:
         found.append(min(most, math.ceil(found[-1] * growth)))
@@ -83,15 +83,19 @@ def test_exchanged_roles_give_exchanged_bounds_of_failures(one: FailureCount, ot
 
 
 @given(counts(), counts())
-def test_a_further_failure_never_lowers_the_harm(one: FailureCount, other: FailureCount) -> None:
+def test_a_further_failure_does_not_lower_the_harm(one: FailureCount, other: FailureCount) -> None:
+    """But for 0.02 where none, or all, failed: the mixture's distance from the best rate is larger there."""
     assume(one.failed < one.requests)
     more = FailureCount(one.failed + 1, one.requests)
+    slack = 1e-4 if 2 < one.failed < one.requests - 3 else 0.02
 
-    assert lower_bound(more, other, LEVEL) >= lower_bound(one, other, LEVEL) - 1e-3
-    assert lower_bound(other, more, LEVEL) <= lower_bound(other, one, LEVEL) + 1e-3
+    assert lower_bound(more, other, LEVEL) >= lower_bound(one, other, LEVEL) - slack
+    assert lower_bound(other, more, LEVEL) <= lower_bound(other, one, LEVEL) + slack
 
 
 @given(counts(), counts(), st.floats(0, 50))
+@example(FailureCount(0, 8), FailureCount(4, 4), 2.2e-313)
+@example(FailureCount(0, 100_000), FailureCount(90_000, 100_000), 1e-3)
 def test_missing_requests_never_sharpen_the_bounds(one: FailureCount, other: FailureCount, missing: float) -> None:
     assume(one.failed + missing <= one.requests)
     assume(other.failed + missing <= other.requests)
@@ -134,8 +138,9 @@ def test_the_bounds_of_latency_are_those_of_a_search_over_all_pairs_of_buckets()
 
     def evidence(count: float, total: float, *, more: bool) -> float:
         if (count > exceeding * total) != more or count == exceeding * total:
-            return -most_regret(total)
-        return log_mixture(count, total) - log_likelihood(count, total, exceeding)
+            return -most_regret(total) - math.log(2)
+        mixture = np.logaddexp(log_mixture(count, total), log_mixture(count, total, 10, 190)) - math.log(2)
+        return float(mixture) - log_likelihood(count, total, exceeding)
 
     def is_rejected(steps: int) -> bool:
         places = [min(OVERDUE_BUCKET + 1, max(0, bucket + steps + 1)) for bucket in range(OVERDUE_BUCKET + 1)]
@@ -154,7 +159,7 @@ def test_the_bounds_of_latency_are_those_of_a_search_over_all_pairs_of_buckets()
 
 def histogram(latencies_ms: Floats) -> list[float]:
     buckets = np.searchsorted(LATENCY_BOUNDS_MS, latencies_ms, side="right")
-    return np.bincount(buckets, minlength=OVERDUE_BUCKET + 1).astype(float).tolist()
+    return [float(count) for count in np.bincount(buckets, minlength=OVERDUE_BUCKET + 1)]
 
 
 def test_nothing_is_known_without_requests() -> None:
@@ -194,7 +199,7 @@ def wrong(found: Iterator[HarmBounds], truth: float) -> tuple[bool, bool]:
 
 def is_valid(ends: list[tuple[bool, bool]]) -> bool:
     assert len(ends) == RUNS
-    return max(sum(of_one) for of_one in zip(*ends, strict=True)) <= MOST_WRONG
+    return all(sum(of_one) <= MOST_WRONG for of_one in zip(*ends, strict=True))
 
 
 @pytest.mark.parametrize(("rates", "sizes"), [((0.02, 0.02), (1, 1)), ((0.5, 0.45), (1, 1)), ((0.1, 0.02), (1, 5))])
@@ -203,17 +208,18 @@ def test_bounds_of_failures_hold_at_all_looks(rates: tuple[float, float], sizes:
     random = np.random.default_rng(11)
     ends = []
     for _ in range(RUNS):
-        failed = [np.cumsum(random.random(1_500 * size) < rate) for rate, size in zip(rates, sizes, strict=True)]
+        failed = [
+            np.cumsum(random.random(1_500 * size) < rate, dtype=np.float64)
+            for rate, size in zip(rates, sizes, strict=True)
+        ]
 
-        def bounds(failed: list[npt.NDArray[np.int64]] = failed) -> Iterator[HarmBounds]:
-            for look in looks(1_500, 1.1):
-                yield difference_bounds(
-                    *(
-                        FailureCount(int(one[size * look - 1]), size * look)
-                        for one, size in zip(failed, sizes, strict=True)
-                    ),
-                    *LEVELS,
+        def bounds(failed: list[Floats] = failed) -> Iterator[HarmBounds]:
+            for look in looks(1_500, 1.25):
+                one, other = (
+                    FailureCount(float(arm[size * look - 1]), size * look)
+                    for arm, size in zip(failed, sizes, strict=True)
                 )
+                yield difference_bounds(one, other, *LEVELS)
 
         ends.append(wrong(bounds(), rates[0] - rates[1]))
     assert is_valid(ends)
@@ -227,7 +233,7 @@ def test_bounds_of_latency_hold_at_all_looks(slower: float) -> None:
         candidate, control = (np.exp(random.normal(5.0, 1.0, 1_500)) * factor for factor in (slower, 1.0))
 
         def bounds(one: Floats = candidate, other: Floats = control) -> Iterator[HarmBounds]:
-            for look in looks(1_500, 1.2)[10:]:
+            for look in looks(1_500, 1.3)[10:]:
                 yield ratio_bounds(histogram(one[:look]), histogram(other[:look]), 0.95, *LEVELS)
 
         ends.append(wrong(bounds(), slower - 1.0))
@@ -245,7 +251,8 @@ def test_bounds_of_costs_hold_at_all_looks(spread: float) -> None:
         def bounds(costs: list[Floats] = costs) -> Iterator[HarmBounds]:
             for look in looks(4_000):
                 if look >= 50:
-                    yield cost_ratio_bounds(*(moments(one[:look]) for one in costs), 1.1, LEVELS, ALONE)
+                    one, other = (moments(arm[:look]) for arm in costs)
+                    yield cost_ratio_bounds(one, other, 1.1, LEVELS, ALONE)
 
         ends.append(wrong(bounds(), 0.2))
     assert is_valid(ends)
@@ -261,10 +268,27 @@ def test_bounds_of_quality_hold_at_all_looks(good: float) -> None:
         def bounds(scores: list[Floats] = scores) -> Iterator[HarmBounds]:
             for look in looks(4_000):
                 if look >= 50:
-                    yield lost_quality_bounds(*(moments(one[:look]) for one in scores), 0.02, LEVELS, ALONE)
+                    one, other = (moments(arm[:look]) for arm in scores)
+                    yield lost_quality_bounds(one, other, 0.02, LEVELS, ALONE)
 
         ends.append(wrong(bounds(), 0.1))
     assert is_valid(ends)
+
+
+def test_an_interval_for_one_look_does_not_hold_at_all_looks() -> None:
+    """The same check finds it wrong in far more runs."""
+    random = np.random.default_rng(15)
+    ends = []
+    for _ in range(RUNS):
+        values = random.normal(0.0, 1.0, 4_000)
+
+        def bounds(values: Floats = values) -> Iterator[HarmBounds]:
+            for look in looks(4_000):
+                mean, half = float(values[:look].mean()), 1.645 / math.sqrt(look)
+                yield HarmBounds(mean, mean - half, mean + half)
+
+        ends.append(wrong(bounds(), 0.0))
+    assert not is_valid(ends)
 
 
 def moments(values: Floats) -> Moments:
@@ -272,7 +296,7 @@ def moments(values: Floats) -> Moments:
 
 
 def test_equal_values_are_no_certainty_and_enough_of_them_are_proof() -> None:
-    few, many = (Moments.of([7.0] * count) for count in (60, 1_000))
+    few, many = (Moments.of([7.0] * count) for count in (30, 1_000))
     few_scores, many_scores = (Moments.of([1.0] * count) for count in (60, 5_000))
 
     assert cost_ratio_bounds(few, few, 1.1, LEVELS, ALONE).upper > 0.1

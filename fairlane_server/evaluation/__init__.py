@@ -1,0 +1,1 @@
+"""Evaluation of versions on sets of examples: the sets, scores of single answers, and comparisons of versions."""

@@ -148,7 +148,7 @@ class MlflowSource:
                 raise ArtifactError(f"{exact} has more than {_MOST_FOLDERS} folders")
             answer = self._call("mlflow-artifacts/artifacts", {"path": f"{root}/{folder}".rstrip("/")})
             for found in _list(answer, "files"):
-                path = f"{folder}/{found.get('path')}".lstrip("/")
+                path = f"{folder}/{found.get('path')}" if folder else str(found.get("path"))
                 check_path(path)
                 if found.get("is_dir"):
                     left.append(path)

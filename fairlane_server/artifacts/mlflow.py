@@ -20,6 +20,7 @@ from pydantic import SecretStr
 from fairlane.file_text import present
 from fairlane.records import ModelMetric
 from fairlane_server.artifacts.digest import MOST_FILES, ArtifactError, ListedFile, check_path
+from fairlane_server.artifacts.registry import RegistryVersion
 from fairlane_server.artifacts.source import ArtifactSource, ArtifactUnavailableError, ResolvedArtifact
 
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:'\"\\]+)(?:/(?P<version>[1-9][0-9]{0,17})|@(?P<alias>[A-Za-z0-9_.-]+))")
@@ -57,19 +58,6 @@ class MlflowServer:
         if self.token is None and self.username is not None and self.password is not None:
             return self.username, present(self.password.get_secret_value())
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryVersion:
-    """A version of a registered model as the registry lists it. ``is_ready``: its files are complete."""
-
-    name: str
-    version: str
-    is_ready: bool
-
-    @property
-    def reference(self) -> str:
-        return f"models:/{self.name}/{self.version}"
 
 
 class MlflowSource:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from fairlane.records import ModelMetric, ModelRoute, ModelVersion
 from fairlane_server.artifacts.description import Description, described_by
 from fairlane_server.artifacts.digest import ArtifactError
-from fairlane_server.artifacts.mlflow import RegistryVersion
 from fairlane_server.artifacts.registration import FetchedArtifact, fetch_artifact, with_artifact
+from fairlane_server.artifacts.registry import RegistryVersion
 from fairlane_server.artifacts.sync import MOST_NEW, name_here, plan_sync, proposed
 from fairlane_server.artifacts.sync_file import FollowedModel, read_followed_models
 from fairlane_server.control.published_models import key_of

@@ -27,15 +27,19 @@ def described_by(folder: Path) -> Description:
     return Description(_signature(folder / "MLmodel"), _requirements(folder / "requirements.txt"))
 
 
+class _PlainLoader(yaml.SafeLoader):
+    """Refuses merge keys (``<<``), which could multiply a small file. An alias is the same object once more."""
+
+    def flatten_mapping(self, node: yaml.MappingNode) -> None:
+        pass
+
+
 def _signature(file: Path) -> str | None:
     text = _text(file)
     if text is None:
         return None
     try:
-        # Aliases could multiply a small file: MLflow writes none.
-        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
-            raise ArtifactError(f"{file.name} has YAML aliases")
-        found = yaml.safe_load(text)
+        found = _PlainLoader(text).get_single_data()
         signature = found.get("signature") if isinstance(found, dict) else None
         if not isinstance(signature, dict):
             return None

@@ -20,9 +20,11 @@ from pydantic import SecretStr
 from fairlane.file_text import present
 from fairlane.records import ModelMetric
 from fairlane_server.artifacts.digest import MOST_FILES, ArtifactError, ListedFile, check_path
+from fairlane_server.artifacts.registry import RegistryVersion
 from fairlane_server.artifacts.source import ArtifactSource, ArtifactUnavailableError, ResolvedArtifact
 
 _REFERENCE = re.compile(r"models:/(?P<name>[^/@:'\"\\]+)(?:/(?P<version>[1-9][0-9]{0,17})|@(?P<alias>[A-Za-z0-9_.-]+))")
+_LOGGED_MODEL = re.compile(r"models:/(m-[0-9a-f]{1,64})")
 _PROXIED = "mlflow-artifacts"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _MOST_ANSWER_BYTES = 4 << 20
@@ -56,19 +58,6 @@ class MlflowServer:
         if self.token is None and self.username is not None and self.password is not None:
             return self.username, present(self.password.get_secret_value())
         return None
-
-
-@dataclass(frozen=True, slots=True)
-class RegistryVersion:
-    """A version of a registered model as the registry lists it. ``is_ready``: its files are complete."""
-
-    name: str
-    version: str
-    is_ready: bool
-
-    @property
-    def reference(self) -> str:
-        return f"models:/{self.name}/{self.version}"
 
 
 class MlflowSource:
@@ -148,7 +137,7 @@ class MlflowSource:
                 raise ArtifactError(f"{exact} has more than {_MOST_FOLDERS} folders")
             answer = self._call("mlflow-artifacts/artifacts", {"path": f"{root}/{folder}".rstrip("/")})
             for found in _list(answer, "files"):
-                path = f"{folder}/{found.get('path')}".lstrip("/")
+                path = f"{folder}/{found.get('path')}" if folder else str(found.get("path"))
                 check_path(path)
                 if found.get("is_dir"):
                     left.append(path)
@@ -176,19 +165,32 @@ class MlflowSource:
         return path
 
     def _metrics(self, version: Mapping[str, Any]) -> tuple[ModelMetric, ...]:
-        """Figures of the logged model, or else of the run that made it. Those that are not finite have no record."""
-        found: list[dict[str, Any]] = _list(version, "metrics")
-        if not found and version.get("run_id"):
-            run = self._call("mlflow/runs/get", {"run_id": str(version["run_id"])}).get("run")
-            data = run.get("data") if isinstance(run, dict) else None
-            found = _list(data, "metrics") if isinstance(data, dict) else []
-        figures: dict[str, float] = {}
-        for metric in found:
-            name, value = metric.get("key"), metric.get("value")
-            if isinstance(name, str) and _METRIC_NAME.fullmatch(name) and isinstance(value, int | float):
-                figures[name] = float(value)
+        """Figures of the run that made a version, and those of its logged model in place of them. Those that are not
+        finite have no record."""
+        found: list[dict[str, Any]] = []
+        if run_id := version.get("run_id"):
+            found += self._metrics_at("mlflow/runs/get", "run", {"run_id": str(run_id)})
+        if logged := _LOGGED_MODEL.fullmatch(str(version.get("source"))):
+            found += self._metrics_at(f"mlflow/logged-models/{logged[1]}", "model", {})
+        figures = {
+            name: float(value)
+            for metric in found
+            if isinstance(name := metric.get("key"), str) and _METRIC_NAME.fullmatch(name)
+            if isinstance(value := metric.get("value"), int | float)
+        }
         finite = [name for name in sorted(figures) if math.isfinite(figures[name])]
         return tuple(ModelMetric(name, figures[name]) for name in finite[:_MOST_METRICS])
+
+    def _metrics_at(self, path: str, of: str, query: Mapping[str, str]) -> list[dict[str, Any]]:
+        try:
+            answer = self._call(path, query)
+        except ArtifactUnavailableError:
+            raise
+        except ArtifactError:
+            # A run may be deleted, and a token may read models alone: a version needs no figures.
+            return []
+        data = answer[of].get("data") if isinstance(answer.get(of), dict) else None
+        return _list(data, "metrics") if isinstance(data, dict) else []
 
     def _call(self, path: str, query: Mapping[str, str | int]) -> dict[str, Any]:
         with self._get(path, query) as response:

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
-from typing import Protocol
 
 from fairlane import metrics
 from fairlane.logs import get_logger
 from fairlane.records import ModelVersion
 from fairlane_server.artifacts.digest import ArtifactError
-from fairlane_server.artifacts.mlflow import RegistryVersion
 from fairlane_server.artifacts.registration import FetchedArtifact, fetch_artifact
+from fairlane_server.artifacts.registry import RegistryVersion
 from fairlane_server.artifacts.source import ArtifactUnavailableError, StopWait
 from fairlane_server.artifacts.store import ArtifactStore
 from fairlane_server.artifacts.sync_file import FollowedModel
@@ -34,13 +33,6 @@ log = get_logger(__name__)
 _REFUSED_FOR_S = 3_600.0
 MOST_NEW = 20
 """Versions of one model that one pass registers; the next goes on."""
-
-
-class Registry(Protocol):
-    """What lists the versions of a registered model."""
-
-    def versions(self, name: str) -> Sequence[RegistryVersion]:
-        """In the order of their numbers. Raises ArtifactError."""
 
 
 @dataclass(frozen=True, slots=True)

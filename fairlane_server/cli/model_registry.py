@@ -17,9 +17,10 @@ from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.artifacts.digest import DIGEST_PATTERN, ArtifactError
 from fairlane_server.artifacts.registration import FetchedArtifact, fetch_artifact, with_artifact
+from fairlane_server.artifacts.registry import Registry
 from fairlane_server.artifacts.source import StoppedError
 from fairlane_server.artifacts.store import artifact_store, mlflow_source
-from fairlane_server.artifacts.sync import Registry, SyncReport, VersionReader, plan_sync, proposed
+from fairlane_server.artifacts.sync import SyncReport, VersionReader, plan_sync, proposed
 from fairlane_server.artifacts.sync_file import FollowedModel, read_followed_models
 from fairlane_server.cli.models import author_of
 from fairlane_server.cli.output import FAILURE, AsJson, BootstrapServers, fail, settings_with, show

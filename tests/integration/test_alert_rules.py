@@ -182,6 +182,14 @@ CASES = (
         "Reservations of budgets were dropped because their end was not read",
         {},
     ),
+    Case(
+        "ModelFilesReplaced",
+        {'fairlane_artifacts_changed{model="digits"}': "0x4 2x4 0"},
+        (5, 9),
+        (4, 10),
+        TICKET | {"model": "digits"},
+        "The files of 2 registered versions of digits were replaced at their source",
+    ),
     counted(
         "DeadLetters",
         'fairlane_dead_letters_total{topic="dead-letter.requests",problem="empty"}',

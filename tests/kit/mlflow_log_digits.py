@@ -36,6 +36,7 @@ def main() -> None:
             pip_requirements=["torch==2.13.0"],
             registered_model_name=name,
         )
+        mlflow.log_metric("recall", 0.5, model_id=logged.model_id)
     print(logged.registered_model_version)  # noqa: T201 - its parent reads it
 
 

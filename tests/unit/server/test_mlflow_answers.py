@@ -75,6 +75,20 @@ def test_figures_that_are_no_numbers_are_left_out(registry: StubRegistry, source
     assert [(one.name, one.value) for one in source.resolve("models:/m/3").metrics] == [("good", 0.5)]
 
 
+def test_figures_of_the_logged_model_go_first_and_a_version_needs_none(
+    registry: StubRegistry, source: MlflowSource
+) -> None:
+    registry.answers["get"] = {"model_version": {"version": "3", "run_id": "r", "source": "models:/m-12ab"}}
+    registry.answers["runs"] = {"run": {"data": {"metrics": [{"key": "a", "value": 1}, {"key": "b", "value": 1}]}}}
+    registry.answers["m-12ab"] = {"model": {"data": {"metrics": [{"key": "b", "value": 2}]}}}
+    assert [(one.name, one.value) for one in source.resolve("models:/m/3").metrics] == [("a", 1.0), ("b", 2.0)]
+    registry.answers |= {"runs": (404, b"", {}), "m-12ab": (403, b"", {})}
+    assert source.resolve("models:/m/3").metrics == ()
+    registry.answers["runs"] = (503, b"", {})
+    with pytest.raises(ArtifactUnavailableError):
+        source.resolve("models:/m/3")
+
+
 @pytest.mark.parametrize(
     ("name", "answer", "reason"),
     [

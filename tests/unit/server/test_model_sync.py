@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from fairlane.records import ModelMetric, ModelRoute, ModelVersion
 from fairlane_server.artifacts.description import Description, described_by
 from fairlane_server.artifacts.digest import ArtifactError
-from fairlane_server.artifacts.mlflow import RegistryVersion
 from fairlane_server.artifacts.registration import FetchedArtifact, fetch_artifact, with_artifact
+from fairlane_server.artifacts.registry import RegistryVersion
 from fairlane_server.artifacts.sync import MOST_NEW, name_here, plan_sync, proposed
 from fairlane_server.artifacts.sync_file import FollowedModel, read_followed_models
 from fairlane_server.control.published_models import key_of
@@ -128,7 +128,8 @@ def test_a_path_that_is_not_in_the_artifact_is_refused(tmp_path: Path) -> None:
 
 
 MLMODEL = """\
-artifact_path: model
+artifact_path: &name model
+name: *name
 signature:
   inputs: '[{"type": "string", "name": "text"}]'
   outputs: '[{"type": "double"}]'
@@ -154,7 +155,7 @@ def test_a_folder_as_mlflow_writes_it_describes_itself(tmp_path: Path) -> None:
     ("name", "content"),
     [
         ("MLmodel", b"signature: {inputs: 'no json'}"),
-        ("MLmodel", b"a: &a [1]\nb: [*a, *a]\n"),
+        ("MLmodel", b"a: &a {x: 1}\nb: {<<: [*a, *a]}\n"),
         ("MLmodel", b"signature: {inputs: !!python/object/apply:os.system ['x']}"),
         ("MLmodel", b"["),
         ("MLmodel", b"x" * (1 << 20) + b"x"),

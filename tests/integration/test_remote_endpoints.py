@@ -200,7 +200,7 @@ def test_without_a_count_of_the_server_tokens_are_counted_here(folder: Path) -> 
         server.scripted = [ScriptedAnswer(body=body)]
         [outcome] = run_batch(engine, [chat("three more words")])
     assert isinstance(outcome, Success)
-    assert outcome.usage == TokenUsage(4, 1)
+    assert outcome.usage == TokenUsage(3, 1)
 
 
 # --- refusals of items ------------------------------------------------------------------------------------------

@@ -22,8 +22,9 @@ def balancer(policy: BalancingPolicy, *weights: int, most: int = 1_000) -> Endpo
     return EndpointBalancer.of(endpoints, policy, EJECTION)
 
 
-def is_ejected(some: EndpointBalancer, index: int = 0) -> bool:
-    return some.states[index].is_ejected
+def is_ejected(some: EndpointBalancer) -> bool:
+    """Whether the first endpoint is."""
+    return some.states[0].is_ejected
 
 
 def take(some: EndpointBalancer, now_ms: float = 0.0) -> Attempt:

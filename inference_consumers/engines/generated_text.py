@@ -1,13 +1,13 @@
 """Text of one answer: tokens to text deltas, stop strings, and the outcome."""
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
 
 from transformers import PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, TokenLogprob, TokenUsage, TopLogprob
 from inference_consumers.engines.protocol import NOT_FINITE, Failure, ItemOutcome, Success
+from inference_consumers.engines.sampling import Logprobs
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # The longest beginning of a character in UTF-8 has three bytes; some decoders put a replacement for each.
@@ -15,17 +15,6 @@ _MOST_UNSURE = 3
 # A window may begin so many tokens back, inside a character perhaps: its end reads the same.
 _SURE_TOKENS = 12
 _LONGEST_WINDOW = 24
-
-
-@dataclass(frozen=True, slots=True)
-class Logprobs:
-    """Natural log probabilities at one position, of the model's own distribution: before any temperature.
-
-    ``top`` are the likeliest tokens with theirs, likeliest first.
-    """
-
-    chosen: float
-    top: tuple[tuple[int, float], ...]
 
 
 class Detokenizer:

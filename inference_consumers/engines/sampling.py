@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 
 from fairlane.records import Parameters
-from inference_consumers.engines.generated_text import Logprobs
 
 # Nearly every nucleus lies within the first of these, and finding so few costs a fraction of sorting a vocabulary.
 _NUCLEUS_SIZES = (256, 4096, 1 << 62)
@@ -38,6 +37,17 @@ class Sampler:
 
     def draw(self) -> float:
         return float(torch.rand((), generator=self.generator, dtype=torch.float64))
+
+
+@dataclass(frozen=True, slots=True)
+class Logprobs:
+    """Natural log probabilities at one position, of the model's own distribution: before any temperature.
+
+    ``top`` are the likeliest tokens with theirs, likeliest first.
+    """
+
+    chosen: float
+    top: tuple[tuple[int, float], ...]
 
 
 def choose_tokens(logits: torch.Tensor, samplers: Sequence[Sampler | None]) -> list[int | None]:

@@ -18,10 +18,10 @@ from prometheus_client import REGISTRY, CollectorRegistry, Metric, generate_late
 from prometheus_client.registry import Collector
 
 from fairlane.records import Parameters
-from inference_consumers.engines.generated_text import Logprobs
 from inference_consumers.engines.model_folder import check_memory, weight_bytes
 from inference_consumers.engines.prompts import TextPrompt
 from inference_consumers.engines.protocol import EngineSpec
+from inference_consumers.engines.sampling import Logprobs
 
 _GPU_MEMORY_UTILIZATION = "GPU_MEMORY_UTILIZATION"
 """The environment variable that sets the part of a GPU's memory that weights and cache may take together."""

@@ -18,7 +18,7 @@ from transformers import AutoTokenizer
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import TokenLogprob, TokenUsage
 from inference_consumers.engines.continuous import LoopThread, WaitedRun
-from inference_consumers.engines.generated_text import Logprobs, TokenNames, outcome_of_text
+from inference_consumers.engines.generated_text import TokenNames, outcome_of_text
 from inference_consumers.engines.model_folder import check_model_folder
 from inference_consumers.engines.prompts import (
     PromptEncoder,
@@ -41,6 +41,7 @@ from inference_consumers.engines.protocol import (
     RunObserver,
     try_once,
 )
+from inference_consumers.engines.sampling import Logprobs
 from inference_consumers.engines.vllm_client import Progress, RequestRefusedError, VllmStreams, start_streams
 
 

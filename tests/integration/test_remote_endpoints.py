@@ -4,6 +4,7 @@ What every engine promises is in ``test_remote_engines.py``, real servers in ``t
 """
 
 import json
+import random
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -199,7 +200,7 @@ def test_without_a_count_of_the_server_tokens_are_counted_here(folder: Path) -> 
         server.scripted = [ScriptedAnswer(body=body)]
         [outcome] = run_batch(engine, [chat("three more words")])
     assert isinstance(outcome, Success)
-    assert outcome.usage == TokenUsage(4, 1)
+    assert outcome.usage == TokenUsage(3, 1)
 
 
 # --- refusals of items ------------------------------------------------------------------------------------------
@@ -374,6 +375,34 @@ def test_an_answer_that_stalls_is_given_up_and_asked_for_elsewhere(folder: Path)
         labels = sample(engine, "fairlane_endpoint_failures_total")
         assert sorted(labels.values()) == [0, 1]
     assert all(isinstance(outcome, Success) for outcome in outcomes)
+
+
+def test_whatever_the_servers_do_every_item_gets_one_outcome(folder: Path) -> None:
+    chance = random.Random(20)
+    troubles = [
+        ScriptedAnswer(500),
+        ScriptedAnswer(429, headers={"Retry-After": "0"}),
+        ScriptedAnswer(400),
+        ScriptedAnswer(200, b"nothing"),
+        *(ScriptedAnswer(cut_after=at) for at in range(4)),
+    ]
+    deaths: list[BaseException] = []
+    with openai(folder, 3, wait_s=600.0) as (engine, servers):
+        engine.watch(deaths.append)
+        for server in servers:
+            server.scripted = [chance.choice([*troubles, ScriptedAnswer(cut_after=99)]) for _ in range(40)]
+        items = [chat(f"item {at}", f"item {at}", stream=at % 2 == 0) for at in range(150)]
+        batches = [joined(engine, *items[at : at + 30]) for at in range(0, 150, 30)]
+        engine.cancel([item.item_id for item in chance.sample(items, 20)])
+        found = [outcome for batch in batches for outcome in results(batch, 30)]
+        outstanding = sample(engine, "fairlane_endpoint_outstanding")
+    assert deaths == []
+    assert set(outstanding.values()) == {0.0}
+    kinds = {type(outcome) for outcome in found}
+    assert kinds == {Success, Failure, CancelledItem}
+    for at, outcome in enumerate(found):
+        if isinstance(outcome, Success) and at % 2 == 0:
+            assert "".join(batches[at // 30].texts[at % 30]) == outcome.output.text
 
 
 # --- texts and pictures -----------------------------------------------------------------------------------------

@@ -43,7 +43,8 @@ class Digits(_NumpyModel):
 
     def computed(self, inputs: dict[str, Any]) -> npt.NDArray[Any]:
         pixels = inputs["pixels"].as_numpy().reshape(inputs["pixels"].shape[0], -1)
-        return -((pixels[:, None, :] - self._centroids[None]) ** 2).sum(-1)
+        distances: npt.NDArray[Any] = ((pixels[:, None, :] - self._centroids[None]) ** 2).sum(-1)
+        return -distances
 
 
 class Vectors(_NumpyModel):

@@ -96,7 +96,7 @@ class OpenAiModelServer(ModelServer):
         text = "".join(parts)
         if found := [at for stop in body.get("stop", ()) if (at := text.find(stop)) >= 0]:
             parts, reason = [text[: min(found)]], "stop"
-        events = [{"choices": [self._choice(part, body, is_chat=is_chat)]} for part in parts]
+        events: list[dict[str, Any]] = [{"choices": [self._choice(part, body, is_chat=is_chat)]} for part in parts]
         events.append({"choices": [{"finish_reason": reason, ("delta" if is_chat else "text"): {} if is_chat else ""}]})
         if body.get("stream_options", {}).get("include_usage"):
             events.append({"choices": [], "usage": {"prompt_tokens": prompt_tokens, "completion_tokens": count}})

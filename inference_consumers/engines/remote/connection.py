@@ -75,7 +75,7 @@ class EndpointConnection:
         most = endpoint.max_concurrent + _CHECKS
         self._client = httpx.AsyncClient(
             timeout=idle,
-            limits=httpx.Limits(most, most, _KEEPALIVE_S),
+            limits=httpx.Limits(max_connections=most, max_keepalive_connections=most, keepalive_expiry=_KEEPALIVE_S),
             verify=_certificates(endpoint),
             follow_redirects=False,
             trust_env=False,

@@ -39,7 +39,7 @@ def load_endpoints(path: Path) -> tuple[ModelEndpoints, ...]:
 
 def _entry(node: YamlNode) -> ModelEndpoints:
     given = node.read(_REQUIRED, _OPTIONAL)
-    defaults = {name: given.pop(name) for name in ("max_concurrent", "ca_file") if name in given}
+    defaults: dict[str, Any] = {name: given.pop(name) for name in ("max_concurrent", "ca_file") if name in given}
     endpoints = tuple(_endpoint(item, defaults) for item in given.pop("endpoints"))
     for number, endpoint in enumerate(endpoints):
         if endpoint.label in [other.label for other in endpoints[:number]]:

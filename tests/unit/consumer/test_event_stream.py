@@ -18,7 +18,8 @@ EVENTS = [b'{"a": 1}', b"two\nlines", b"[DONE]"]
 
 @given(cuts=st.lists(st.integers(0, len(STREAM)), max_size=20).map(sorted))
 def test_events_are_the_same_in_any_parts(cuts: list[int]) -> None:
-    stream, found = EventStream(1_000), []
+    stream = EventStream(1_000)
+    found: list[bytes] = []
     for start, end in zip([0, *cuts], [*cuts, len(STREAM)], strict=True):
         found += stream.feed(STREAM[start:end])
     assert found == EVENTS

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from fairlane.records import Parameters
 from inference_consumers.engines import sampling
-from inference_consumers.engines.generated_text import Logprobs
-from inference_consumers.engines.sampling import Sampler, choose_tokens, logprobs_of
+from inference_consumers.engines.sampling import Logprobs, Sampler, choose_tokens, logprobs_of
 
 DRAWS = 4000
 PROBABILITIES = (0.5, 0.25, 0.125, 0.0625, 0.0625)

@@ -22,7 +22,6 @@ from transformers import PreTrainedTokenizerFast
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Output, Parameters, Passage, RequestInput, TokenLogprob, TokenUsage, TopLogprob
 from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end
-from inference_consumers.engines.generated_text import Logprobs
 from inference_consumers.engines.prompts import PassagesTemplate, PromptEncoder, TextPrompt
 from inference_consumers.engines.protocol import (
     CancelledItem,
@@ -36,6 +35,7 @@ from inference_consumers.engines.protocol import (
     Success,
     run_batch,
 )
+from inference_consumers.engines.sampling import Logprobs
 from inference_consumers.engines.vllm_client import Progress, RequestRefusedError
 from inference_consumers.engines.vllm_engine import VllmEngine
 from tests.kit.engine_specs import spec_of

@@ -155,7 +155,7 @@ def test_bad_feedback_and_guardrail_hits_are_queued_once_with_what_was_asked(rig
         ("acme", request_id(5), "guardrail"),
     ]
     columns = "input, output, model, model_version, arm, task, state"
-    assert rig.tables.rows(f"SELECT {columns} FROM label_items LIMIT 1") == [  # noqa: S608 - our own names
+    assert rig.tables.rows(f"SELECT {columns} FROM label_items ORDER BY request_id LIMIT 1") == [  # noqa: S608 - our own names
         (
             {"messages": [{"role": "user", "content": QUESTION.content}]},
             {"text": "answer 1"},

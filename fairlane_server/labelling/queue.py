@@ -176,8 +176,9 @@ class LabelQueue(Closing):
         """Make the answer of an item known, or unknown again with None. Raises LabelError for an unknown item."""
         if label is not None and not 1 <= len(label) <= MOST_LABEL_CHARS:
             raise LabelError(f"label: must have from 1 to {MOST_LABEL_CHARS} characters")
+        stored = None if label is None else _storable(label)
         with self._transaction() as connection:
-            if connection.execute(_GOLD, (label, self._tenant, request_id)).rowcount != 1:
+            if connection.execute(_GOLD, (stored, self._tenant, request_id)).rowcount != 1:
                 raise _unknown_item()
 
     def counts(self) -> dict[str, int]:

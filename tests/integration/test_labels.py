@@ -52,10 +52,12 @@ def request_id(number: int) -> str:
 
 
 class Works(WorkItemLog):
-    """Work items as they would be in the log; its offsets are their numbers. Those in ``gone`` are not there."""
+    """Work items as they would be in the log; its offsets are their numbers. Those in ``gone`` are not there, and where
+    those in ``replaced`` were, there is another one."""
 
     def __init__(self) -> None:
         self.gone: set[int] = set()
+        self.replaced: set[int] = set()
         self.reads = 0
 
     def close(self) -> None:
@@ -65,9 +67,10 @@ class Works(WorkItemLog):
         self.reads += 1
         if place.offset in self.gone:
             return None
+        tenant = "other" if place.offset in self.replaced else place.topic.split(".")[1]
         request = InferenceRequest(request_id(place.offset), "words", "generate", RequestInput(messages=(QUESTION,)))
-        source = SourceCoordinate("requests.acme", 0, place.offset)
-        return WorkItem(request, "acme", "p", "2", "normal", 1, 1, 1, 1, 1, "replies.acme", "dispatcher-1", source)
+        source = SourceCoordinate(f"requests.{tenant}", 0, place.offset)
+        return WorkItem(request, tenant, "p", "2", "normal", 1, 1, 1, 1, 1, f"replies.{tenant}", "dispatcher-1", source)
 
 
 class Rig:
@@ -198,13 +201,14 @@ def test_the_queue_is_bounded_and_sampled_by_the_id(rig: Rig) -> None:
 
 def test_what_is_not_in_the_log_any_more_is_passed_over_and_asked_for_once(rig: Rig) -> None:
     rig.allow("acme")
-    rig.answered(1, 2)
-    rig.rated(1, 2)
+    rig.answered(1, 2, 3)
+    rig.rated(1, 2, 3)
     rig.works.gone.add(1)
+    rig.works.replaced.add(3)
     for _ in range(3):
         rig.collector.look()
     assert rig.queued() == [2]
-    assert rig.works.reads == 2
+    assert rig.works.reads == 3
 
 
 def test_an_erasure_takes_items_and_labels_and_nothing_erased_gets_in(rig: Rig, queue: LabelQueue) -> None:

@@ -121,13 +121,17 @@ def stats_command(tenant: Tenant, *, as_json: AsJson = False) -> None:
 def list_command(tenant: Tenant, model: Model = None, *, as_json: AsJson = False) -> None:
     """List the items on whose label two reviewers agreed, without their texts."""
     with _opened(tenant) as queue:
-        found = list(queue.agreed(model))
+        # Texts may be large, and none is shown.
+        found = [_without_text(item) for item in queue.agreed(model)]
     show_list(
         "items",
         found,
         ("request", "model", "version", "label", "agreed (UTC)"),
-        lambda one: (one.request_id, one.model, one.model_version, one.label, utc(one.closed_at_ms)),
-        to_json=_without_text,
+        lambda one: (
+            *(str(one[name]) for name in ("request_id", "model", "model_version", "label")),
+            utc(one["closed_at_ms"]),
+        ),
+        to_json=dict,
         empty="nothing is agreed",
         as_json=as_json,
     )
@@ -220,6 +224,6 @@ def _row(one: "ReviewerStatistics") -> tuple[str, ...]:
     return (one.reviewer, *counts, f"{one.gold_right:,} of {one.gold:,}", f"{one.agreed:,} of {one.settled:,}")
 
 
-def _without_text(one: "AgreedItem") -> dict[str, object]:
+def _without_text(one: "AgreedItem") -> dict[str, Any]:
     names = ("request_id", "origin", "model", "model_version", "arm", "task", "label", "answered_at_ms", "closed_at_ms")
     return {name: getattr(one, name) for name in names}

@@ -57,18 +57,22 @@ _TAKEABLE = f"""{_ITEM}
             AND labels.reviewer = %(reviewer)s
     )
 """
+# Waits for a row that another reviewer has locked for a moment: it may have looked free to them.
+_OWN = f"""{_TAKEABLE}
+    AND item.lease_holder = %(reviewer)s AND item.lease_until_ms > %(now_ms)s
+ORDER BY item.lease_until_ms LIMIT 1 FOR UPDATE OF item
+"""
 # One row each, so that reviewers who ask at once do not find everything locked. What lacks one label comes first.
 _NEXT = f"""{_TAKEABLE}
     AND item.state = 'open' AND item.gold_label IS NULL
-ORDER BY coalesce(item.lease_holder = %(reviewer)s, false) DESC, (
+ORDER BY (
     SELECT count(label) FROM labels WHERE labels.tenant = item.tenant AND labels.request_id = item.request_id
 ) DESC, item.queued_at_ms, item.request_id
 LIMIT 1 FOR UPDATE OF item SKIP LOCKED
 """  # noqa: S608 - our own names
 _NEXT_GOLD = f"""{_TAKEABLE}
     AND item.gold_label IS NOT NULL
-ORDER BY coalesce(item.lease_holder = %(reviewer)s, false) DESC, md5(item.request_id || %(reviewer)s)
-LIMIT 1 FOR UPDATE OF item SKIP LOCKED
+ORDER BY md5(item.request_id || %(reviewer)s) LIMIT 1 FOR UPDATE OF item SKIP LOCKED
 """
 _LOCK = f"{_ITEM} AND item.request_id = %(request_id)s FOR UPDATE OF item"
 _TAKE = """
@@ -151,7 +155,7 @@ class LabelQueue(Closing):
         with self._transaction() as connection:
             now_ms = _one(connection, _NOW)
             asked = {"tenant": self._tenant, "reviewer": reviewer, "now_ms": now_ms}
-            rows = [row for query in (_NEXT, _NEXT_GOLD) for row in connection.execute(query.encode(), asked)]
+            rows = [row for query in (_OWN, _NEXT, _NEXT_GOLD) for row in connection.execute(query.encode(), asked)]
             labelled = _one(connection, _LABELLED, self._tenant, reviewer)
             chosen = choose([_item(row) for row in rows], reviewer, labelled, now_ms)
             if chosen is None:
@@ -176,8 +180,9 @@ class LabelQueue(Closing):
         """Make the answer of an item known, or unknown again with None. Raises LabelError for an unknown item."""
         if label is not None and not 1 <= len(label) <= MOST_LABEL_CHARS:
             raise LabelError(f"label: must have from 1 to {MOST_LABEL_CHARS} characters")
+        stored = None if label is None else _storable(label)
         with self._transaction() as connection:
-            if connection.execute(_GOLD, (label, self._tenant, request_id)).rowcount != 1:
+            if connection.execute(_GOLD, (stored, self._tenant, request_id)).rowcount != 1:
                 raise _unknown_item()
 
     def counts(self) -> dict[str, int]:

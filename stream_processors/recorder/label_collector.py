@@ -17,7 +17,7 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import EvaluationConsent, GuardrailResult
 from fairlane.records import SourceCoordinate
 from fairlane.settings import Settings
-from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
+from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, is_value_error, reason
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError, input_of
 from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import json_text
@@ -146,7 +146,7 @@ class LabelCollector:
         self._looked_at_ms = 0
         """When the last look began that saw everything."""
         self._passed: dict[tuple[str, str], None] = {}
-        """What cannot be queued, the oldest first: its work is not in the log, or too large."""
+        """What cannot be queued, the oldest first: its work is not in the log, or its input too large."""
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="label-collector", daemon=True)
 
@@ -210,7 +210,9 @@ class LabelCollector:
 
     def _queue(self, one: LabelSource) -> None:
         item = self._works.read(one.work)
-        content = None if item is None else json_text(input_of(item))
+        # A topic that was made anew has other records at the same offsets.
+        is_its_own = item is not None and (item.tenant, item.request.request_id) == (one.tenant, one.request_id)
+        content = json_text(input_of(item)) if item is not None and is_its_own else None
         if content is None or len(content) > MOST_INPUT_CHARS:
             self._pass_over(one)
             return
@@ -221,10 +223,17 @@ class LabelCollector:
             "input": content,
             "now_ms": self._wall_clock(),
         }
-        with self._kept.transaction(ALL_TENANTS) as connection:
-            connection.execute(_LOCK_ERASURES)
-            if connection.execute(_QUEUE, values).rowcount:
-                metrics.LABELS_QUEUED.labels(origin=one.origin).inc()
+        try:
+            with self._kept.transaction(ALL_TENANTS) as connection:
+                connection.execute(_LOCK_ERASURES)
+                is_new = connection.execute(_QUEUE, values).rowcount == 1
+        except psycopg.Error as error:
+            if not is_value_error(error):
+                raise
+            self._pass_over(one)
+            return
+        if is_new:
+            metrics.LABELS_QUEUED.labels(origin=one.origin).inc()
 
     def _pass_over(self, one: LabelSource) -> None:
         self._passed[one.tenant, one.request_id] = None

@@ -5,11 +5,11 @@ import re
 import pytest
 
 from deploy.local.layout import PROJECT_ROOT
+from fairlane.rollout_records import RolloutGuards
 from fairlane.settings import Settings
 from fairlane_server.guardrail_policy import MOST_PATTERN_CHARACTERS, MOST_SCHEMA_CHARACTERS
 from fairlane_server.kafka.transactions import TransactionLoop
 from fairlane_server.re2_patterns import MOST_MATCHES
-from fairlane_server.rollouts.guards import RolloutGuards
 from inference_consumers.capacity.measurement import FRESH_FOR_S
 from inference_consumers.engine_process.stall_detection import TIMES_PREDICTED
 from inference_consumers.guardrails.check import QuestionSize

@@ -39,7 +39,7 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("ALLOW_OPEN_KAFKA", "CONSUMER_GROUP_PROTOCOL"),
         *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
-        # The models are in a volume. Who has some in a registry mounts a cache, and gives its address to consumers alone.
+        # The models are in a volume. Who has some in a registry mounts a cache, and tells consumers alone.
         *("MODELS_CACHE_DIR", "MODELS_CACHE_MAX_BYTES", "MODELS_CACHE_TIMEOUT_S"),
         *(f"MLFLOW_TRACKING_{name}" for name in ("URI", "TOKEN", "USERNAME", "PASSWORD", "SERVER_CERT_PATH")),
         "ENDPOINTS_FILE",  # no model runs outside of it: who has one mounts the file

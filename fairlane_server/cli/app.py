@@ -18,6 +18,7 @@ from fairlane_server.cli import (
     costs,
     db,
     dlq,
+    evaluate,
     explain,
     feedback,
     keys,
@@ -70,6 +71,7 @@ app.command("audit")(audit.audit_command)
 app.command("anomalies")(anomalies.anomalies_command)
 app.command("budgets")(budgets.budgets_command)
 app.command("costs")(costs.costs_command)
+app.command("evaluate")(evaluate.evaluate_command)
 app.command("explain")(explain.explain_command)
 app.command("top")(top.top_command)
 

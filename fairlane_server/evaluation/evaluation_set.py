@@ -2,8 +2,9 @@
 
     {"id": "capital-1", "input": {"prompt": "The capital of France?"}, "expected": "Paris", "tags": {"topic": "maps"}}
 
-``id`` is unique in the set. ``input`` is an object; what may be in it depends on the task. ``expected`` is what the
-scorer compares with, of any type; it may be absent. ``tags`` are texts by name. Empty lines count, and are skipped.
+``id`` is unique in the set. ``task`` may be absent: it follows from the scorer. ``input`` is an object; what may be in
+it depends on the task. ``expected`` is what the scorer compares with, of any type; it may be absent. ``tags`` are texts
+by name. Empty lines count, and are skipped.
 """
 
 import json
@@ -12,12 +13,16 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any, NoReturn
 
+from fairlane.outcomes import Task
+
 MOST_EXAMPLES = 100_000
 MOST_LINE_BYTES = 1 << 20
 MOST_ID_CHARACTERS = 128
 MOST_TAGS = 16
 MOST_TAG_CHARACTERS = 256
-_FIELDS = frozenset({"id", "input", "expected", "tags"})
+_FIELDS = frozenset({"id", "task", "input", "expected", "tags"})
+_OF_EXPORTS = frozenset({"output", "label", "provenance"})
+"""What an export of labels says besides; it is no part of the set."""
 
 
 class EvaluationSetError(ValueError):
@@ -31,12 +36,13 @@ class EvaluationSetError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class EvaluationExample:
-    """One example. ``expected`` is None where none is given."""
+    """One example. ``expected`` and ``task`` are None where none is given."""
 
     example_id: str
     input: Mapping[str, Any]
     expected: Any
     tags: Mapping[str, str]
+    task: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +67,7 @@ def read_evaluation_set(lines: Iterable[bytes]) -> EvaluationSet:
         if first != number:
             raise EvaluationSetError(number, f"id: {example.example_id!r} is also the id of line {first}")
         examples.append(example)
-        content = (example.example_id, example.input, example.expected, example.tags)
+        content = (example.example_id, example.task, example.input, example.expected, example.tags)
         digest.update(json.dumps(content, sort_keys=True, separators=(",", ":")).encode() + b"\n")
     if not examples:
         raise EvaluationSetError(0, "no example")
@@ -92,11 +98,14 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _example(line: int, found: dict[str, Any]) -> EvaluationExample:
-    if unknown := sorted(found.keys() - _FIELDS):
+    if unknown := sorted(found.keys() - _FIELDS - _OF_EXPORTS):
         raise EvaluationSetError(line, f"{unknown[0]}: no field has this name; there are {', '.join(sorted(_FIELDS))}")
     example_id, given, tags = found.get("id"), found.get("input"), found.get("tags", {})
+    task = found.get("task")
     if not isinstance(example_id, str) or not 0 < len(example_id) <= MOST_ID_CHARACTERS:
         raise EvaluationSetError(line, f"id: must be a text of 1 to {MOST_ID_CHARACTERS} characters")
+    if task is not None and task not in tuple(Task):
+        raise EvaluationSetError(line, f"task: {task!r} is none of {', '.join(Task)}")
     if not isinstance(given, dict) or not given:
         raise EvaluationSetError(line, "input: must be an object that is not empty")
     if not isinstance(tags, dict) or len(tags) > MOST_TAGS:
@@ -104,4 +113,4 @@ def _example(line: int, found: dict[str, Any]) -> EvaluationExample:
     for name, value in tags.items():
         if not isinstance(value, str) or max(len(name), len(value)) > MOST_TAG_CHARACTERS:
             raise EvaluationSetError(line, f"tags: names and values must be texts of at most {MOST_TAG_CHARACTERS}")
-    return EvaluationExample(example_id, given, found.get("expected"), tags)
+    return EvaluationExample(example_id, given, found.get("expected"), tags, task)

@@ -43,7 +43,7 @@ def test_the_digest_is_that_of_the_content() -> None:
         (b"[" * 100_000, "not JSON that can be used"),
         (b'{"id": "b", "input": {"x": NaN}}', "NaN"),
         (b"[]", "not an object"),
-        (b'{"id": "b", "input": {"x": 1}, "output": 1}', "output: "),
+        (b'{"id": "b", "input": {"x": 1}, "outputs": 1}', "outputs: "),
         (b'{"input": {"x": 1}}', "id: "),
         (b'{"id": "", "input": {"x": 1}}', "id: "),
         (b'{"id": "b"}', "input: "),

@@ -44,6 +44,7 @@ def test_an_example_may_name_its_task() -> None:
     ("given", "problem"),
     [
         ({"image": "no base64!"}, "one: input.image: must be base64"),
+        ({"promt": "p"}, "one: input.promt: no input has this field"),
         ({"image": 7}, "one: input.image: must be base64"),
         ({"prompt": "p", "passages": ["text"]}, "one: input.passages: its answer depended on it"),
         ({"prompt": "p", "history": ["text"]}, "one: input.history: its answer depended on it"),

@@ -1,6 +1,7 @@
 """Changes of models for callers of the admin API. The route that a change leaves is also its record: it says who, when
 and why, and the recorder keeps every one."""
 
+import re
 from collections.abc import Callable, Sequence
 
 from fairlane.codec import Codec
@@ -47,6 +48,21 @@ class ModelChangedError(ModelError):
     """It is not what the caller has read."""
 
 
+_FIELD = re.compile(r"(?:[a-z_]+(?:\.[\w.-]+)*: )+")
+"""Fields of a route, each in the one before it."""
+
+
+def invalid_change(error: ValueError) -> InvalidModelChangeError:
+    """A problem of a route, such as ``rules.canary: arms: ...``, as field and reason. The fields of a rollout are those
+    of its plan."""
+    message = str(error)
+    found = _FIELD.match(message)
+    fields = "" if found is None else found[0]
+    return InvalidModelChangeError(
+        message.removeprefix(fields), fields.removeprefix("rollout: ").removesuffix(": ").replace(": ", ".")
+    )
+
+
 class ModelRoutes:
     """The published versions and routes. For one thread at a time; changes of all processes follow one another."""
 
@@ -76,8 +92,7 @@ class ModelRoutes:
         except NoRolloutError as error:
             raise ModelConflictError(str(error)) from None
         except ValueError as error:
-            field, _, reason = str(error).rpartition(": ")
-            raise InvalidModelChangeError(reason, field) from None
+            raise invalid_change(error) from None
 
     def register(self, version: ModelVersion, author: Author) -> ModelVersion:
         """Publish a version that gets only requests that name it. Raises ModelConflictError if it is published with

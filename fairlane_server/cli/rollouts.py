@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
+from fairlane.clock import now_ms
 from fairlane.records import ModelRoute
 from fairlane.rollout_records import Rollout
 from fairlane.schema_registry import codec_for
@@ -27,9 +28,14 @@ from fairlane_server.control.route_change import change_route
 from fairlane_server.models.changes import Author, Published, route_of
 from fairlane_server.models.rollout_arms import RolloutStatus
 from fairlane_server.postgres.model_history import RouteChange, read_rollout_decisions
+from fairlane_server.postgres.reading import reading
+from fairlane_server.postgres.rollout_evidence import read_rollout_evidence
 from fairlane_server.rollouts.changes import (
+    NoRolloutError,
+    RolloutDecision,
     RolloutPlan,
     aborted,
+    active_rollout,
     approved,
     paused,
     resumed,
@@ -38,10 +44,13 @@ from fairlane_server.rollouts.changes import (
 )
 from fairlane_server.rollouts.plan_file import load_plan
 from fairlane_server.rollouts.steps import StepApproval
+from fairlane_server.rollouts.verdict import judge_step
 
 rollouts = typer.Typer(
     help="Rollouts: a new version gets requests in steps, and goes back by itself if it is worse.", no_args_is_help=True
 )
+
+_EVIDENCE_TIMEOUT_S = 60.0
 
 
 @rollouts.command("start")
@@ -95,6 +104,7 @@ def approve_step(
     reason: Reason = "",
     bootstrap_servers: BootstrapServers = None,
     *,
+    step: Annotated[int | None, typer.Option(metavar="N", min=1, help="The step that is meant, from 1.")] = None,
     at_once: Annotated[
         bool, typer.Option("--at-once", help="Without waiting for evidence; not if the candidate is worse.")
     ] = False,
@@ -104,7 +114,7 @@ def approve_step(
     approval = StepApproval.AT_ONCE if at_once else StepApproval.WHEN_PASSED
     _change_present(
         *(model, bootstrap_servers, reason, as_json),
-        lambda route, author: approved(route, approval, author),
+        lambda route, author: approved(route, approval, author, None if step is None else step - 1),
     )
 
 
@@ -142,6 +152,30 @@ def roll_back(
     )
 
 
+@rollouts.command("verdict")
+def show_verdict(model: ModelName, bootstrap_servers: BootstrapServers = None, *, as_json: AsJson = False) -> None:
+    """Judge the present step now, and show what the verdict rests on. Decides nothing.
+
+    From the tables that the recorder fills (POSTGRES_DSN).
+    """
+    settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
+    route = route_of(model_topic(settings, codec_for(settings)).read(), model)
+    if route is None:
+        fail(f"{model}: no model has this name")
+    try:
+        rollout = active_rollout(route)
+    except NoRolloutError as error:
+        fail(f"{model}: {error}")
+    with reading(settings, "fairlane-rollouts", _EVIDENCE_TIMEOUT_S) as connection:
+        candidate, control = read_rollout_evidence(connection, model, rollout, now_ms())
+    verdict = judge_step(candidate, control, rollout.guards, len(rollout.steps) - 1)
+    if as_json:
+        show_json(asdict(verdict))
+        return
+    say(f"{verdict.verdict}: {verdict.reason}")
+    _show_findings(asdict(verdict))
+
+
 @rollouts.command("explain")
 def explain_rollout(
     model: ModelName,
@@ -166,15 +200,24 @@ def explain_rollout(
 
 def _show_decision(change: RouteChange) -> None:
     rollout: Mapping[str, Any] = change.rollout or {}
-    percent = rollout["steps"][rollout["step"]]
-    head = f"{utc(change.changed_at_ms)}  {rollout['decided']}, step {rollout['step'] + 1} of {percent:g} %"
-    say(f"{head}, by {change.changed_by}" + (f": {change.reason}" if change.reason else ""))
-    if findings := rollout["findings"]:
-        say(
-            f"  {rollout['candidate_requests']} requests of the candidate, {rollout['control_requests']} of the control"
-        )
-        columns = ("guard", "verdict", "candidate", "control", "harm", "at least", "at most", "tolerated")
-        show_table(columns, [_finding(one) for one in findings])
+    step, percents = rollout["step"], rollout["steps"]
+    place = f"step {step + 1} of {percents[step]:g} %"
+    if rollout["decided"] == RolloutDecision.ADVANCED:
+        place += f", after {percents[step - 1]:g} %"
+    say(
+        f"{utc(change.changed_at_ms)}  {rollout['decided']}, {place}, by {change.changed_by}"
+        + (f": {change.reason}" if change.reason else "")
+    )
+    if rollout["findings"]:
+        _show_findings(rollout)
+
+
+def _show_findings(judged: Mapping[str, Any]) -> None:
+    """Of a stored rollout, or of a verdict."""
+    of_candidate, of_control = judged["candidate_requests"], judged["control_requests"]
+    say(f"  {of_candidate} requests of the candidate, {of_control} of the control")
+    columns = ("guard", "verdict", "candidate", "control", "harm", "at least", "at most", "tolerated")
+    show_table(columns, [_finding(one) for one in judged["findings"]])
 
 
 def _finding(finding: Mapping[str, Any]) -> Sequence[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from fairlane.frozen import frozen_dataclass
 from fairlane.records import InferenceRequest, ModelRoute, ModelVersion, RouteArm, RouteRule
 from fairlane_server.models.rollout_arms import is_active, rollout_rule
-from fairlane_server.models.routes import CHAMPION, NAMED_VERSION, arm_for, rule_for, share_of
+from fairlane_server.models.routes import CHAMPION, NAMED_VERSION, arm_for, rule_for, share_of, sticky_digest
 
 ModelRecord = ModelVersion | ModelRoute
 """The records of the control topic of models."""
@@ -88,6 +88,14 @@ class ModelCatalog:
     def versions_of(self, model: str) -> Sequence[ModelVersion]:
         """All versions of a model."""
         return self._of_model.get(model, ())
+
+    def sticky_key(self, request: InferenceRequest, tenant: str) -> str | None:
+        """The digest of what the rollout of a request's model keeps on one arm; None without one under way.
+        ``request.model`` is the name of the model."""
+        route = self.routes.get(request.model)
+        if route is None or route.rollout is None or not is_active(route.rollout):
+            return None
+        return sticky_digest(self._rules[request.model][-1], request, tenant)
 
     def choose(
         self, request: InferenceRequest, tenant: str, now_ms: int, served: Served = nothing_known

@@ -174,7 +174,15 @@ def with_stopped(published: Published, model: str, version: str, author: Author,
     rollout = route.rollout
     if stopped and rollout is not None and is_active(rollout) and rollout.candidate == version:
         # To stop its candidate is to end a rollout.
-        rollout = replace(rollout, status=RolloutStatus.ROLLED_BACK, decided=RolloutStatus.ROLLED_BACK, findings=())
+        rollout = replace(
+            rollout,
+            status=RolloutStatus.ROLLED_BACK,
+            decided=RolloutStatus.ROLLED_BACK,
+            approval=None,
+            candidate_requests=0,
+            control_requests=0,
+            findings=(),
+        )
     made = changed(route, author, API, stopped=(*others, version) if stopped else others, rollout=rollout)
     check_route(model, made, versions_of(published, model))
     return made

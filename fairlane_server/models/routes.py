@@ -66,6 +66,11 @@ def arm_for(rule: RouteRule, request: InferenceRequest, tenant: str) -> RouteArm
     return max(rule.arms, key=lambda arm: _score(arm, f"{rule.rule}\0{arm.arm}\0{tenant}\0{sticky}"))
 
 
+def sticky_digest(rule: RouteRule, request: InferenceRequest, tenant: str) -> str:
+    """The same for all requests that a rule keeps on one arm, and says nothing of them: 16 hexadecimal digits."""
+    return blake2b(f"{rule.rule}\0{tenant}\0{_sticky_key(rule, request)}".encode(), digest_size=8).hexdigest()
+
+
 def share_of(key: str) -> float:
     """A number from 0 to below 1 for a key, always the same and else evenly spread."""
     return (int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) >> 11) / _DRAWS

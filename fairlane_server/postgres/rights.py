@@ -210,11 +210,11 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `models history` and
-    # `db status`. Of results all columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `rollout`, `models history`
+    # and `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
-            "results": f"SELECT ({REPLY_COLUMNS}, reply_topic, reply_partition, reply_offset, recorded_at)",
+            "results": f"SELECT ({REPLY_COLUMNS}, arm, reply_topic, reply_partition, reply_offset, recorded_at)",
             "usage": "SELECT",
             "usage_daily": "SELECT",
             "usage_daily_callers": "SELECT",
@@ -259,9 +259,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "barred_tenants": "SELECT, INSERT, DELETE",
             "admin_events": f"SELECT, INSERT ({_EVENT})",
             "model_routes": "SELECT",
-            "results": "SELECT (request_id, tenant, model, arm, outcome, code, admitted_at_ms, replied_at_ms, "
-            "cost_nanos, cache_use, replies_seen)",
-            "audit_logs": "SELECT (request_id, tenant, occurred_at_ms, inputs)",
+            "results": "SELECT (request_id, tenant, source_topic, model, model_version, arm, outcome, code, "
+            "submitted_at_ms, admitted_at_ms, dispatched_at_ms, received_at_ms, engine_finished_at_ms, replied_at_ms, "
+            "cost_nanos, currency, cache_use, replies_seen)",
+            "audit_logs": "SELECT (request_id, tenant, source_topic, occurred_at_ms, inputs)",
             "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
         },
         functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),

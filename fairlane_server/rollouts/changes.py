@@ -3,10 +3,11 @@
 All of a change is in one record: the part of the candidate, the champion, the stopped version, and why.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from fairlane.records import ModelRoute
+from fairlane.records import ModelRoute, ModelVersion
 from fairlane.rollout_records import Rollout, RolloutGuards
 from fairlane_server.models.changes import API, Author, Published, changed, route_of, versions_of
 from fairlane_server.models.rollout_arms import RolloutStatus, is_active
@@ -55,9 +56,22 @@ def with_rollout(published: Published, model: str, plan: RolloutPlan, author: Au
     if route.rollout is not None and is_active(route.rollout):
         raise NoRolloutError(f"the rollout of version {route.rollout.candidate} is under way; abort it first")
     check_guards(plan.guards)
+    _check_replaces(versions_of(published, model), plan.candidate, route.aliases[CHAMPION])
     made = changed(route, author, API, rollout=first_step(plan, route.aliases[CHAMPION], author.at_ms))
     check_route(model, made, versions_of(published, model))
     return made
+
+
+def _check_replaces(versions: Mapping[str, ModelVersion], candidate: str, champion: str) -> None:
+    """A candidate that cannot take what the champion takes would refuse requests that were fine before."""
+    new, old = versions.get(candidate), versions.get(champion)
+    if new is None or old is None:
+        return
+    if missing := sorted({*old.tasks} - {*new.tasks}):
+        raise ValueError(f"candidate: it does not do {', '.join(missing)}, which the champion does")
+    for name in ("max_context_tokens", "max_output_tokens"):
+        if getattr(new, name) < getattr(old, name):
+            raise ValueError(f"candidate: its {name} is {getattr(new, name)}, and the champion's {getattr(old, name)}")
 
 
 def first_step(plan: RolloutPlan, champion: str, now_ms: int) -> Rollout:
@@ -116,9 +130,12 @@ def resumed(route: ModelRoute, author: Author) -> ModelRoute:
     return _with_status(route, RolloutStatus.PAUSED, RolloutStatus.RUNNING, RolloutDecision.RESUMED, author)
 
 
-def approved(route: ModelRoute, approval: StepApproval, author: Author) -> ModelRoute:
-    """The route with the end of the present step approved."""
+def approved(route: ModelRoute, approval: StepApproval, author: Author, step: int | None = None) -> ModelRoute:
+    """The route with the end of the present step approved. ``step``: the index of the one that is meant; another one
+    raises NoRolloutError."""
     rollout = active_rollout(route)
+    if step is not None and step != rollout.step:
+        raise NoRolloutError(f"the rollout is at step {rollout.step + 1}, not {step + 1}")
     if approval is StepApproval.WHEN_PASSED and not rollout.needs_approval:
         raise NoRolloutError("the rollout needs no approval")
     return changed(route, author, API, rollout=_decided(rollout, RolloutDecision.APPROVED, approval=approval))

@@ -5,7 +5,7 @@ time, and any number may run: a decision is published only on the route that it 
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from time import monotonic
 
@@ -16,6 +16,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.records import ModelRoute
+from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
 from fairlane_server.control.published_models import PublishedModels
 from fairlane_server.control.route_change import change_route
@@ -23,7 +24,7 @@ from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.models.changes import Author, Published, route_of
 from fairlane_server.models.rollout_arms import is_active
-from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
+from fairlane_server.postgres.connection import ALL_TENANTS, DsnError, ReconnectingConnection, reason
 from fairlane_server.postgres.rollout_evidence import read_rollout_evidence
 from fairlane_server.rollouts.changes import advanced, rolled_back
 from fairlane_server.rollouts.steps import StepAction, next_action
@@ -37,7 +38,6 @@ APPLICATION_NAME = "fairlane-rollouts"
 _INTERVAL_S = 1.0
 _MOST_BUSY = 0.1
 """Part of the time that it may keep Postgres busy: evidence of a long step takes longer to read."""
-_LONGEST_INTERVAL_S = 30.0
 _CALL_TIMEOUT_S = 20.0
 _STOP_TIMEOUT_S = 10.0
 
@@ -66,6 +66,7 @@ class RolloutController:
         self._models: PublishedModels | None = None
         self._lost = threading.Event()
         """Set when following the models ended by itself."""
+        self._latest: Mapping[str, StepVerdict] = {}
         self._shown: set[tuple[str, ...]] = set()
         self._troubled: set[str] = set()
         self._stopping = threading.Event()
@@ -80,13 +81,18 @@ class RolloutController:
         if self._thread.ident is not None:
             self._thread.join(_STOP_TIMEOUT_S)
 
+    @property
+    def latest(self) -> Mapping[str, StepVerdict]:
+        """The latest verdict on each rollout under way, by model. Any thread may read it."""
+        return self._latest
+
     def _run(self) -> None:
         try:
             while not self._stopping.is_set():
                 started_s = monotonic()
                 self._look()
                 took_s = monotonic() - started_s
-                self._stopping.wait(min(_LONGEST_INTERVAL_S, max(_INTERVAL_S, took_s / _MOST_BUSY - took_s)))
+                self._stopping.wait(max(_INTERVAL_S, took_s / _MOST_BUSY - took_s))
         except Exception as error:  # noqa: BLE001 - handed to the owner
             self._on_failure(error)
         finally:
@@ -94,21 +100,36 @@ class RolloutController:
             self._kept.close()
 
     def _look(self) -> None:
-        """Judge every rollout once."""
+        """Judge every rollout once. One that cannot be judged keeps no other from it."""
         try:
-            models = self._followed()
-            for route in models.catalog.routes.values():
-                if route.rollout is not None and is_active(route.rollout) and not self._stopping.is_set():
-                    self._look_at(route)
-        except (ClusterError, FeedUnavailableError) as error:
+            routes = self._followed().catalog.routes
+        except FeedUnavailableError as error:
             self._failed("Kafka", str(error))
-        except psycopg.Error as error:
-            self._failed("Postgres", reason(error))
-        else:
-            for server in self._troubled:
-                log.info("rollouts_are_judged_again", server=server)
-            self._troubled.clear()
-            self._show(models)
+            return
+        active = [one for one in routes.values() if one.rollout is not None and is_active(one.rollout)]
+        failures = [self._judged(route) for route in active if not self._stopping.is_set()]
+        for server in self._troubled.difference(failures):
+            log.info("rollouts_are_judged_again", server=server)
+        self._troubled.intersection_update(failures)
+        names = {route.model for route in active}
+        self._latest = {name: verdict for name, verdict in self._latest.items() if name in names}
+        steps: dict[tuple[str, ...], float] = {
+            (one.model,): float(one.rollout.step) for one in active if one.rollout is not None
+        }
+        self._shown = metrics.show(metrics.ROLLOUT_STEP, steps, self._shown)
+
+    def _judged(self, route: ModelRoute) -> str | None:
+        """Judge one rollout. Returns the server that failed, if one did."""
+        try:
+            self._look_at(route)
+        except (ClusterError, RegistryError) as error:
+            return self._failed("Kafka", str(error))
+        except (psycopg.Error, DsnError) as error:
+            return self._failed("Postgres", reason(error) if isinstance(error, psycopg.Error) else str(error))
+        except Exception as error:
+            log.exception("rollout_not_judged", model=route.model)
+            return self._failed("controller", type(error).__name__)
+        return None
 
     def _look_at(self, route: ModelRoute) -> None:
         rollout = route.rollout
@@ -116,10 +137,11 @@ class RolloutController:
         with self._kept.transaction(ALL_TENANTS) as connection:
             candidate, control = read_rollout_evidence(connection, route.model, rollout, self._wall_clock())
         verdict = judge_step(candidate, control, rollout.guards, len(rollout.steps) - 1)
+        self._latest = {**self._latest, route.model: verdict}
         now = self._wall_clock()
         action, why = next_action(rollout, verdict.verdict, now)
         if action is not StepAction.STAY:
-            self._carry_out(route, action, verdict, Author(AUTHOR, now, why))
+            self._carry_out(route, action, verdict, Author(AUTHOR, now, f"{why}: {verdict.reason}"))
 
     def _carry_out(self, route: ModelRoute, action: StepAction, verdict: StepVerdict, author: Author) -> None:
         def decided(published: Published) -> ModelRoute:
@@ -163,19 +185,12 @@ class RolloutController:
             self._models.stop()
             self._models = None
 
-    def _show(self, models: PublishedModels) -> None:
-        steps: dict[tuple[str, ...], float] = {
-            (route.model,): float(route.rollout.step)
-            for route in models.catalog.routes.values()
-            if route.rollout is not None and is_active(route.rollout)
-        }
-        self._shown = metrics.show(metrics.ROLLOUT_STEP, steps, self._shown)
-
-    def _failed(self, server: str, why: str) -> None:
+    def _failed(self, server: str, why: str) -> str:
         metrics.ROLLOUT_LOOKS_FAILED.labels(server=server).inc()
         if server not in self._troubled:
             self._troubled.add(server)
             log.warning("rollouts_not_judged", server=server, reason=why)
+        return server
 
 
 class _OvertakenError(Exception):

@@ -32,10 +32,10 @@ def lost_quality_bounds(
 def cost_ratio_bounds(
     candidate: Moments, control: Moments, most_ratio: float, levels: tuple[float, float], weights: tuple[float, float]
 ) -> HarmBounds:
-    """The ratio of the mean costs less 1, with bounds by the delta method on its logarithm. Unknown if the control
-    costs nothing."""
+    """The ratio of the mean costs less 1, with bounds by the delta method on its logarithm. If the
+    control costs nothing it is infinite, or unknown if the candidate does not either."""
     if control.total <= 0:
-        return UNKNOWN
+        return HarmBounds(math.inf, math.inf, math.inf) if candidate.total > 0 else UNKNOWN
     if candidate.total <= 0:
         return HarmBounds(-1.0, -1.0, -1.0)
     variance = sum(

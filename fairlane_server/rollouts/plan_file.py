@@ -48,11 +48,16 @@ def _percents(node: YamlNode) -> tuple[float, ...]:
 
 def _ratio(node: YamlNode) -> float | None:
     """A ratio, or None for ``off``, which YAML reads as false."""
-    return None if node.value in (False, "off") else node.number(1, 1_000)
+    return None if _is_off(node) else node.number(1, 1_000)
 
 
 def _difference(node: YamlNode) -> float | None:
-    return None if node.value in (False, "off") else node.number(0, 1)
+    return None if _is_off(node) else node.number(0, 1)
+
+
+def _is_off(node: YamlNode) -> bool:
+    # A zero is no false.
+    return node.value is False or node.value == "off"
 
 
 _part = partial(YamlNode.number, minimum=0, maximum=1)

@@ -120,8 +120,9 @@ class _Comparison:
 
     def _cost(self) -> GuardFinding:
         candidate, control, most = self.candidate.cost, self.control.cost, self.guards.most_cost_ratio or math.inf
-        bounds, required = UNKNOWN, candidate.total > 0 or control.total > 0
-        if required and min(candidate.count, control.count) >= self.guards.least_values:
+        # Of a version without a price nothing is known, however long the step lasts.
+        bounds, required = UNKNOWN, min(candidate.count, control.count) > 0 and control.total > 0
+        if min(candidate.count, control.count) >= self.guards.least_values:
             bounds = cost_ratio_bounds(candidate, control, most, self._levels(), self._weights())
         measured = [arm.mean if arm.count else None for arm in (candidate, control)]
         return self._found(RolloutGuard.COST, bounds, measured, most - 1.0, required=required)

@@ -108,7 +108,7 @@ class AdminApi:
             identities.router(deps),
             dead_letters.router(deps, self._office, self._letter_calls),
             models.router(deps, routes, self._history_calls),
-            rollouts.router(deps, routes, self._history_calls),
+            rollouts.router(deps, routes, self._history_calls, self._rollouts),
             observation.router(deps, self._observer, self._load_calls),
             audit.router(deps),
         ):

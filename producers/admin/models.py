@@ -100,9 +100,6 @@ IfRevision = Annotated[
         description="The `revision` that was read, in quotation marks; without it, whatever there is is changed",
     ),
 ]
-AtOnce = Annotated[bool, Query(description="Without waiting for evidence; not if the candidate is worse")]
-RolloutId = Annotated[str | None, Query(max_length=200, description="This rollout, not the latest")]
-
 _VERSION = ModelVersion("digits", "2", "classify", "torch-classifier", ("classify",), "digits-2", 1, 1)
 _ROUTE = ModelRoute("digits", 1, {CHAMPION: "1"}, {}, changed_at_ms=AT_MS, changed_by="ops@desk")
 _VERSION_ANSWER = ModelAnswer(reference="digits/2", version=_VERSION)
@@ -122,7 +119,6 @@ HISTORY = HistoryAnswer(
         ),
     )
 )
-_PLAN = {"candidate": "2", "steps": [5, 50, 100], "guards": {"most_added_failures": 0.005}}
 _RULES = {"rules": [{"rule": "pinned", "tenants": ["globex"], "arms": [{"arm": "old", "target": "1", "percent": 100}]}]}
 _cursors = Cursors(str)
 

@@ -1,5 +1,6 @@
 """Every command in the documents, run as it stands there, on a stack that `make up` made."""
 
+import base64
 import json
 import re
 import signal
@@ -228,6 +229,8 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
     environment = user_environment() | of_stack.operator_env(ADMIN_USER) | of_stack.owner_env
     environment |= {"PYTHONPATH": str(PROJECT_ROOT), "COLUMNS": "200"}
     environment["PATH"] = f"{Path(sys.executable).parent}:{environment['PATH']}"
+    image = base64.b64encode(bytes(64)).decode()
+    (tmp_path / "digits.jsonl").write_text(f"{json.dumps({'id': '1', 'input': {'image': image}, 'expected': '0'})}\n")
     (rules,) = fenced(MODEL_VERSIONS, "yaml")
     (tmp_path / "rules.yaml").write_text(rules)
     second = (

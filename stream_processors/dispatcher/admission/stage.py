@@ -15,6 +15,7 @@ from fairlane_server.admission_rule import CapacityState, Prediction, WorkAhead
 from fairlane_server.budgets.budgets import budget_name
 from fairlane_server.conversations.turns import shortened_use
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
+from fairlane_server.models.rollout_arms import RESERVED
 from fairlane_server.models.routes import CHAMPION, NAMED_VERSION, version_key
 from stream_processors.dispatcher.admission.degradation import Degraded, Ladder, degrade, reduced_context, saved
 from stream_processors.dispatcher.admission.quotas import Exceeded
@@ -219,6 +220,8 @@ class AdmissionStage:
         self.output.counts.decided(degraded.tenant, Decision.ACCEPTED)
         inputs["version"] = version_key(degraded.model.model, degraded.model.version)
         inputs["arm"] = degraded.arm or CHAMPION
+        if degraded.arm in RESERVED:
+            inputs["sticky_key"] = self.registry.models.sticky_key(degraded.request, degraded.tenant)
         if not degraded.degradations:
             return Admission(degraded, inputs)
         felt: dict[str, object] = {"pressure": round(pressure, 3), "level": level}

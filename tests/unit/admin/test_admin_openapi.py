@@ -16,10 +16,10 @@ from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import LetterPage, ReplayReport
 from fairlane_server.administration.events import RecordedEvent
 from fairlane_server.administration.model_routes import (
-    InvalidModelChangeError,
     ModelChangedError,
     ModelConflictError,
     ModelNotFoundError,
+    invalid_change,
 )
 from fairlane_server.administration.tenants import TenantChange, decide_removal, decide_set
 from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
@@ -150,7 +150,7 @@ class MemoryModels(Store):
         except NoRolloutError as error:
             raise ModelConflictError(str(error)) from None
         except ValueError as error:
-            raise InvalidModelChangeError(str(error), "field") from None
+            raise invalid_change(error) from None
 
     def register(self, version: ModelVersion, author: Author) -> ModelVersion:
         return registered(version, None, author, API)

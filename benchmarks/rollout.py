@@ -1,10 +1,10 @@
 """rollout: candidates in simulated rollouts, judged by three rules over the same requests.
 
 Each rollout goes through the steps of 1, 5, 25 and 50 percent of the traffic, until it is rolled back, promoted, or a
-day of a step is over. Latencies are those of the simulated engine behind a queue that both arms share
-(``rollout_traffic.py``), with sizes of the trace. The rules are ours (``sequential``), the thresholds of common rollout
-tools for failures and latency (``fixed_threshold``), and tests of all four guards, made for one look, that are looked
-at every second (``repeated_test``).
+step has lasted a day or 120,000 requests. Latencies are those of the simulated engine behind a queue that both arms
+share (``rollout_traffic.py``), with sizes of the trace. The rules are ours (``sequential``), the thresholds of common
+rollout tools for failures and latency (``fixed_threshold``), and tests of all four guards, made for one look, that are
+looked at every second (``repeated_test``).
 
 A verdict is right if a candidate that is better, equal, or worse within the tolerance is promoted, and any other is
 rolled back. Requests until the verdict are the candidate's, over all its steps. Harm is what these requests suffered

@@ -14,6 +14,7 @@ from fairlane_server.rollouts.bounds import UNKNOWN, HarmBounds, log_likelihood,
 
 _HALVINGS = 16
 _BISECTIONS = 60
+_LEAST_RANGE = 1e-6
 _MARGIN = 1e-12
 """Distance of the rates from 0 and 1, so that the gradient is finite."""
 _MOST_MISSING = 1e-3
@@ -41,7 +42,8 @@ def lower_bound(candidate: FailureCount, control: FailureCount, level: float) ->
     known = log_mixture(candidate.failed, candidate.requests) + log_mixture(control.failed, control.requests)
     # The likelihood falls on both sides of the measured difference.
     rejected, open_ = -1.0, candidate.rate - control.rate
-    if open_ == rejected:
+    if open_ - rejected < _LEAST_RANGE:
+        # All of the control failed, and none of the candidate's.
         return rejected
     for _ in range(_HALVINGS):
         middle = (rejected + open_) / 2
@@ -66,8 +68,9 @@ def difference_bounds(
     if not candidate.requests or not control.requests:
         return UNKNOWN
     of_candidate, of_control = missing
-    with_missing = FailureCount(candidate.failed + of_candidate, candidate.requests)
-    control_with_missing = FailureCount(control.failed + of_control, control.requests)
+    # Requests that weigh less than one do not add up exactly.
+    with_missing = FailureCount(min(candidate.requests, candidate.failed + of_candidate), candidate.requests)
+    control_with_missing = FailureCount(min(control.requests, control.failed + of_control), control.requests)
     return HarmBounds(
         candidate.rate - control.rate,
         lower_bound(candidate, control_with_missing, lower_level),

@@ -105,6 +105,14 @@ def test_missing_requests_never_sharpen_the_bounds(one: FailureCount, other: Fai
     assert unknown.upper >= known.upper - 1e-3
 
 
+def test_bounds_where_the_weights_of_requests_do_not_add_up() -> None:
+    weight = 1.4
+    failing = FailureCount(7 / weight, 10 / weight)
+    found = difference_bounds(failing, FailureCount(0.0, 10 / weight), *LEVELS, (3 / weight + 1e-9, 0.0))
+
+    assert found.lower < found.harm < found.upper == 1.0
+
+
 histograms = st.dictionaries(st.integers(150, 260), st.integers(1, 400), min_size=1, max_size=12).map(
     lambda found: [float(found.get(bucket, 0)) for bucket in range(OVERDUE_BUCKET + 1)]
 )

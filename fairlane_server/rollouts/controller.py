@@ -67,7 +67,7 @@ class RolloutController:
         self._lost = threading.Event()
         """Set when following the models ended by itself."""
         self._latest: Mapping[str, StepVerdict] = {}
-        self._shown: set[tuple[str, ...]] = set()
+        self._shown: set[str] = set()
         self._troubled: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
@@ -113,10 +113,12 @@ class RolloutController:
         self._troubled.intersection_update(failures)
         names = {route.model for route in active}
         self._latest = {name: verdict for name, verdict in self._latest.items() if name in names}
-        steps: dict[tuple[str, ...], float] = {
-            (one.model,): float(one.rollout.step) for one in active if one.rollout is not None
-        }
-        self._shown = metrics.show(metrics.ROLLOUT_STEP, steps, self._shown)
+        steps = {one.model: one.rollout.step for one in active if one.rollout is not None}
+        for name, step in steps.items():
+            metrics.ROLLOUT_STEP.labels(model=name).set(step)
+        for name in self._shown - steps.keys():
+            metrics.ROLLOUT_STEP.remove(name)
+        self._shown = set(steps)
 
     def _judged(self, route: ModelRoute) -> str | None:
         """Judge one rollout. Returns the server that failed, if one did."""

@@ -75,7 +75,7 @@ def _judged(
 
 def _described(finding: GuardFinding) -> str:
     if finding.lower is None and finding.upper is None:
-        return "not enough data"
+        return "not enough data" if finding.verdict is not RolloutVerdict.WORSE else "beyond any bound"
     low = "-inf" if finding.lower is None else f"{finding.lower:.4g}"
     high = "inf" if finding.upper is None else f"{finding.upper:.4g}"
     return f"a harm between {low} and {high}, of which {finding.tolerance:.4g} is tolerated"

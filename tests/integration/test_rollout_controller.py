@@ -15,6 +15,7 @@ from fairlane.clock import now_ms
 from fairlane.names import CONTROL_MODELS, LEDGER_AUDIT, LEDGER_FEEDBACK, replies_topic
 from fairlane.outcomes import Decision
 from fairlane.records import AuditEvent, Cost, Feedback, InferenceReply, ModelRoute, SourceCoordinate, Timings
+from fairlane.rollout_records import Rollout
 from fairlane.schema_files import default_codec
 from fairlane.settings import Settings
 from fairlane_server.control.published_models import model_topic
@@ -22,7 +23,7 @@ from fairlane_server.models.rollout_arms import CANDIDATE_ARM, CONTROL_ARM
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection
 from fairlane_server.postgres.rollout_evidence import read_rollout_evidence
 from fairlane_server.rollouts.controller import RolloutController
-from fairlane_server.rollouts.evidence import OVERDUE_BUCKET, latency_bucket
+from fairlane_server.rollouts.evidence import OVERDUE_BUCKET, ArmEvidence, Moments, latency_bucket
 from stream_processors.recorder.projection import LogRecord, project
 from stream_processors.recorder.store import RecorderStore
 from tests.kit.command_kit import MODELS, Run, command_runner, write_deployment
@@ -105,7 +106,7 @@ def reply(model: str, arm: str, latency_ms: int = 50, **fields: Any) -> LogRecor
     return LogRecord(replies_topic("acme"), 0, number, at_ms + latency_ms, None, default_codec().encode(made))
 
 
-def admission(model: str, arm: str) -> LogRecord:
+def admission(model: str, arm: str, left_ms: int = 60_000, sticky_key: str | None = None) -> LogRecord:
     """An admission to an arm on the log, of a request that has no reply."""
     number, version = next(_numbers), "2" if arm == CANDIDATE_ARM else "1"
     event = AuditEvent(
@@ -117,7 +118,12 @@ def admission(model: str, arm: str) -> LogRecord:
         SourceCoordinate("requests.acme", 0, number),
         None,
         None,
-        {"arm": arm, "version": f"{model}/{version}"},
+        {
+            "arm": arm,
+            "version": f"{model}/{version}",
+            "sticky_key": sticky_key or str(number),
+            "deadline_at_ms": str(now_ms() + left_ms),
+        },
     )
     return LogRecord(LEDGER_AUDIT, 0, number, now_ms(), None, default_codec().encode(event))
 
@@ -127,6 +133,15 @@ def rating(rated: LogRecord, score: float) -> LogRecord:
     about = default_codec().decode_as(InferenceReply, rated.value)
     said = Feedback(about.request_id, about.tenant, score=score, given_by="user:1", given_at_ms=now_ms())
     return LogRecord(LEDGER_FEEDBACK, 0, next(_numbers), now_ms(), None, default_codec().encode(said))
+
+
+def evidence(tables: PostgresServer, model: str, rollout: Rollout) -> tuple[ArmEvidence, ArmEvidence]:
+    """As the admin API's process reads it."""
+    kept = ReconnectingConnection(tables.admin_dsn, "test", 10.0)
+    with kept.transaction(ALL_TENANTS) as connection:
+        found = read_rollout_evidence(connection, model, rollout, now_ms())
+    kept.close()
+    return found
 
 
 def write(tables: PostgresServer, records: Sequence[LogRecord]) -> None:
@@ -142,37 +157,79 @@ def started(run: Run, tmp_path: Path, model: str) -> None:
 def test_the_evidence_is_what_the_arms_answered_since_the_step_began(
     run: Run, settings: Settings, tables: PostgresServer, tmp_path: Path, unique: str
 ) -> None:
-    write(tables, [reply(unique, CANDIDATE_ARM, outcome="failed", code="engine_error")])
-    eventually(lambda: now_ms() % 2 == 0, what="another millisecond")
+    before = reply(unique, CANDIDATE_ARM, outcome="failed", code="engine_error")
+    write(tables, [before])
+    begins_at_ms = now_ms() + 1
+    eventually(lambda: now_ms() > begins_at_ms, what="another millisecond")
     started(run, tmp_path, unique)
-    route = route_of(settings, unique)
-    assert route.rollout is not None
+    rollout = route_of(settings, unique).rollout
+    assert rollout is not None
     rated = [reply(unique, CANDIDATE_ARM, 80) for _ in range(3)]
+    of_a_job = SourceCoordinate("backfill.acme", 0, 1)
     write(
         tables,
         [
             *rated,
+            reply(unique, CANDIDATE_ARM, 3_600_000, source=of_a_job),
             reply(unique, CANDIDATE_ARM, outcome="failed", code="engine_error"),
-            reply(unique, CANDIDATE_ARM, 60_000, outcome="expired", cost=None),
-            reply(unique, CANDIDATE_ARM, outcome="failed", code="context_too_long"),
+            reply(unique, CANDIDATE_ARM, 60_000, outcome="expired", cost=None, model_version=None),
+            reply(unique, CANDIDATE_ARM, outcome="rejected", code="overloaded", model_version=None),
+            reply(unique, CANDIDATE_ARM, outcome="rejected", code="quota_exceeded", model_version=None),
             reply(unique, CANDIDATE_ARM, outcome="cancelled"),
+            reply(unique, CANDIDATE_ARM, model_version="another"),
             reply(unique, CONTROL_ARM, 40),
             reply(unique, "champion", 40),
             reply("another", CANDIDATE_ARM),
             *(admission(unique, CANDIDATE_ARM) for _ in range(2)),
+            admission(unique, CANDIDATE_ARM, left_ms=-1),
             admission("another", CONTROL_ARM),
         ],
     )
     write(tables, [rating(one, score) for one, score in zip(rated, (1.0, 0.5, 0.0), strict=True)])
-    kept = ReconnectingConnection(tables.admin_dsn, "test", 10.0)
-    with kept.transaction(ALL_TENANTS) as connection:
-        candidate, control = read_rollout_evidence(connection, unique, route.rollout, now_ms())
-    kept.close()
-    assert (candidate.requests, candidate.failed, candidate.in_flight) == (7, 2, 2)
-    assert candidate.latencies == {latency_bucket(80): 3, OVERDUE_BUCKET: 1}
-    assert (candidate.cost.count, candidate.cost.total, candidate.cost.total_of_squares) == (3, 3_000, 3_000_000)
-    assert (candidate.quality.count, candidate.quality.total, candidate.quality.total_of_squares) == (3, 1.5, 1.25)
+    write(tables, [rating(before, 0.0)])
+    candidate, control = evidence(tables, unique, rollout)
+    assert (candidate.requests, candidate.failed, candidate.in_flight) == (10, 4, 2)
+    assert candidate.latencies == {latency_bucket(80): 3, OVERDUE_BUCKET: 2}
+    assert candidate.cost == Moments(4, 4_000, 4_000_000)
+    assert candidate.quality == Moments(3, 1.5, 1.25)
     assert (control.requests, control.failed, control.in_flight) == (1, 0, 0)
+
+
+def test_a_latency_is_of_durations_that_one_clock_measures(
+    run: Run, settings: Settings, tables: PostgresServer, tmp_path: Path, unique: str
+) -> None:
+    started(run, tmp_path, unique)
+    rollout = route_of(settings, unique).rollout
+    assert rollout is not None
+    at_ms = now_ms()
+    # The consumer's clock is an hour ahead.
+    ahead_ms = at_ms + 3_600_000
+    timings = Timings(at_ms, at_ms, at_ms + 30, ahead_ms, ahead_ms + 5, ahead_ms + 50)
+    write(tables, [reply(unique, CANDIDATE_ARM, 3_600_100, timings=timings)])
+    assert evidence(tables, unique, rollout)[0].latencies == {latency_bucket(80): 1}
+
+
+def test_requests_of_one_sticky_key_are_counted_together(
+    run: Run, settings: Settings, tables: PostgresServer, tmp_path: Path, unique: str
+) -> None:
+    started(run, tmp_path, unique)
+    rollout = route_of(settings, unique).rollout
+    assert rollout is not None
+    write(tables, [admission(unique, CANDIDATE_ARM, sticky_key=key) for key in ("a", "a", "a", "b")])
+    write(tables, [admission(unique, CONTROL_ARM, sticky_key=key) for key in ("c", "d")])
+    candidate, control = evidence(tables, unique, rollout)
+    assert (candidate.requests, candidate.squared_requests_of_keys) == (4, 10)
+    assert (control.requests, control.squared_requests_of_keys) == (2, 2)
+
+
+def test_costs_in_two_currencies_are_no_evidence(
+    run: Run, settings: Settings, tables: PostgresServer, tmp_path: Path, unique: str
+) -> None:
+    started(run, tmp_path, unique)
+    rollout = route_of(settings, unique).rollout
+    assert rollout is not None
+    write(tables, [reply(unique, CANDIDATE_ARM), reply(unique, CONTROL_ARM, cost=Cost(1, "EUR"))])
+    assert [arm.cost.count for arm in evidence(tables, unique, rollout)] == [0, 0]
 
 
 def test_a_candidate_that_fails_is_rolled_back_with_the_evidence(
@@ -186,7 +243,8 @@ def test_a_candidate_that_fails_is_rolled_back_with_the_evidence(
     route = route_of(settings, unique)
     assert route.rollout is not None
     assert (route.rollout.status, route.rollout.decided) == ("rolled_back", "rolled_back")
-    assert (route.changed_by, route.reason) == ("rollout controller", "the candidate is worse")
+    assert route.changed_by == "rollout controller"
+    assert route.reason.startswith("the candidate is worse: errors: ")
     assert (route.aliases, route.revision) == ({"champion": "1", "next": "2"}, 3)
     (errors,) = (finding for finding in route.rollout.findings if finding.guard == "errors")
     assert (errors.verdict, errors.candidate, errors.control) == ("worse", 1.0, 0.0)
@@ -224,9 +282,19 @@ def test_a_rollout_waits_for_traffic_and_for_a_person(
     assert run("rollout", "pause", unique, "--reason", "lunch")[1]["status"] == "paused"
     assert run("rollout", "resume", unique)[1]["status"] == "running"
     write(tables, [reply(unique, arm) for arm in (CANDIDATE_ARM, CONTROL_ARM) for _ in range(2_000)])
-    assert controller is not None
+
+    def has_passed() -> bool:
+        latest = controller.latest.get(unique)
+        return latest is not None and latest.verdict == "pass"
+
+    eventually(has_passed, 30, "the verdict")
+    code, judged, complaint = run("rollout", "verdict", unique)
+    assert (code, judged["verdict"]) == (0, "pass"), complaint
     assert run("rollout", "status", unique)[1][unique]["step"] == 0, "nobody has approved"
-    assert run("rollout", "approve", unique)[1]["approval"] == "when_passed"
+    assert run("rollout", "approve", unique, "--step", "2")[2] == (
+        f"error: {unique}: the rollout is at step 1, not 2\n"
+    )
+    assert run("rollout", "approve", unique, "--step", "1")[1]["approval"] == "when_passed"
 
     def step() -> int:
         rollout = route_of(settings, unique).rollout

@@ -172,7 +172,7 @@ def test_quality_is_waited_for_where_it_is_required_or_there_is_some() -> None:
 
 def test_models_without_a_price_are_not_held_up_by_the_guard_of_cost() -> None:
     assert judged(arm(nanos=0), arm(nanos=0)).verdict is RolloutVerdict.PASSED
-    assert judged(arm(nanos=5), arm(nanos=0)).verdict is RolloutVerdict.UNDECIDED
+    assert judged(arm(nanos=5), arm(nanos=0)).verdict is RolloutVerdict.WORSE
 
 
 def test_guards_that_are_off_find_nothing() -> None:

@@ -247,6 +247,11 @@ class _Server(ThreadingHTTPServer):
     daemon_threads = True
     request_queue_size = 256
 
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that resets a connection between two requests is no error of the server."""
+        if not isinstance(sys.exception(), ConnectionError):
+            super().handle_error(request, client_address)
+
 
 def _server(served: ModelServer) -> ThreadingHTTPServer:
     server = _Server(("127.0.0.1", 0), _handler(served))

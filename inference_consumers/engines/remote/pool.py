@@ -32,6 +32,14 @@ MOST_ENDPOINTS_TRIED = 3
 _LONGEST_CHECK_S = 5.0
 _CHECK_JITTER = 0.25
 
+ATTEMPTS = "fairlane_endpoint_attempts_total"
+FAILURES = "fairlane_endpoint_failures_total"
+OUTSTANDING = "fairlane_endpoint_outstanding"
+EJECTED = "fairlane_endpoint_ejected"
+WAITING = "fairlane_endpoint_waiting"
+ENDPOINT_METRICS = (ATTEMPTS, FAILURES, OUTSTANDING, EJECTED, WAITING)
+"""They are kept in the engine's process and shown by its consumer."""
+
 Check = Callable[[EndpointConnection], Awaitable[None]]
 
 
@@ -220,22 +228,16 @@ class _EndpointMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         names = ("model", "version", "endpoint")
-        attempts = CounterMetricFamily("fairlane_endpoint_attempts", "Items sent to an endpoint", labels=names)
-        failures = CounterMetricFamily(
-            "fairlane_endpoint_failures", "Items to which an endpoint gave no answer", labels=names
-        )
-        outstanding = GaugeMetricFamily("fairlane_endpoint_outstanding", "Items at an endpoint", labels=names)
-        ejected = GaugeMetricFamily(
-            "fairlane_endpoint_ejected", "1 while an endpoint gets nothing but probes", labels=names
-        )
+        attempts = CounterMetricFamily(ATTEMPTS, "Items sent to an endpoint", labels=names)
+        failures = CounterMetricFamily(FAILURES, "Items to which an endpoint gave no answer", labels=names)
+        outstanding = GaugeMetricFamily(OUTSTANDING, "Items at an endpoint", labels=names)
+        ejected = GaugeMetricFamily(EJECTED, "1 while an endpoint gets nothing but probes", labels=names)
         for label, state in self._states:
             key = (*self._of_model, label)
             attempts.add_metric(key, state.attempts)
             failures.add_metric(key, state.failures)
             outstanding.add_metric(key, state.outstanding)
             ejected.add_metric(key, state.is_ejected)
-        waiting = GaugeMetricFamily(
-            "fairlane_endpoint_waiting", "Items that wait for an endpoint", labels=("model", "version")
-        )
+        waiting = GaugeMetricFamily(WAITING, "Items that wait for an endpoint", labels=("model", "version"))
         waiting.add_metric(self._of_model, self._waiting)
         return (attempts, failures, outstanding, ejected, waiting)

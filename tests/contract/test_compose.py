@@ -39,6 +39,10 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("ALLOW_OPEN_KAFKA", "CONSUMER_GROUP_PROTOCOL"),
         *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
+        # Its models are prepared in a volume; docs/model-registries.md says what a consumer needs for others.
+        *("MODELS_CACHE_DIR", "MODELS_CACHE_MAX_BYTES", "MODELS_CACHE_TIMEOUT_S"),
+        *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+        "MLFLOW_TRACKING_SERVER_CERT_PATH",
         "KAFKA_CREDENTIALS_FILE",  # user and password are in the environment
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default
         "DRAIN_TIMEOUT_S",  # stop_grace_period is made for the default

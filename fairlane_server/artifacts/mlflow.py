@@ -66,12 +66,11 @@ class MlflowSource:
     def __init__(self, server: MlflowServer, s3: ArtifactSource) -> None:
         """Raises ArtifactError for certificates that cannot be used."""
         try:
-            verify = ssl.create_default_context(cafile=None if server.ca_file is None else str(server.ca_file))
+            self._tls = ssl.create_default_context(cafile=None if server.ca_file is None else str(server.ca_file))
         except OSError as error:
             raise ArtifactError(f"MLFLOW_TRACKING_SERVER_CERT_PATH cannot be used: {error.strerror}") from None
         self._server = server
         self._s3 = s3
-        self._client = httpx.Client(timeout=_TIMEOUT, verify=verify, follow_redirects=False)
 
     def resolve(self, reference: str) -> ResolvedArtifact:
         found = _REFERENCE.fullmatch(reference)
@@ -110,9 +109,6 @@ class MlflowSource:
                 return sorted(versions, key=lambda version: int(version.version))
             query["page_token"] = str(answer["next_page_token"])
         raise ArtifactError(f"{name} has more than {_PAGE * _MOST_PAGES} versions in the registry")
-
-    def close(self) -> None:
-        self._client.close()
 
     def _version(self, name: str, version: str | None, alias: str | None) -> Mapping[str, Any]:
         if version is not None:
@@ -212,7 +208,11 @@ class MlflowSource:
         headers = {"Accept-Encoding": "identity", **self._server.authorization()}
         url = f"{self._server.url.rstrip('/')}/api/2.0/{path}"
         try:
-            with self._client.stream("GET", url, params=query, headers=headers, auth=self._server.basic()) as response:
+            # A connection for each call: nothing is left to be closed, and large files are what takes the time.
+            with (
+                httpx.Client(timeout=_TIMEOUT, verify=self._tls, follow_redirects=False) as client,
+                client.stream("GET", url, params=query, headers=headers, auth=self._server.basic()) as response,
+            ):
                 _check_status(path, response)
                 yield response
         except (httpx.HTTPError, httpx.InvalidURL) as error:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -32,16 +33,15 @@ class S3Source:
         files: list[ListedFile] = []
         with _explained(reference):
             for page in obstore.list(store, prefix=prefix):
-                for found in page:
-                    below = found["path"].removeprefix(f"{prefix}/")
-                    # An empty object in place of a folder, as some clients make them.
-                    if found["size"] or not below.endswith("/"):
-                        files.append(ListedFile(below, found["size"]))
+                files += [ListedFile(found["path"].removeprefix(f"{prefix}/"), found["size"]) for found in page]
                 if len(files) > MOST_FILES:
                     raise ArtifactError(f"{reference} has more than {MOST_FILES} objects")
         if not files:
             raise ArtifactError(f"{reference}: there are no objects below it")
-        return ResolvedArtifact(reference, reference, tuple(sorted(files, key=lambda file: file.path.encode())))
+        # Some clients make an empty object in place of each folder.
+        folders = {str(parent) for file in files for parent in PurePosixPath(file.path).parents}
+        kept = [file for file in files if file.size_bytes or file.path not in folders]
+        return ResolvedArtifact(reference, reference, tuple(sorted(kept, key=lambda file: file.path.encode())))
 
     def blocks(self, artifact: ResolvedArtifact, file: ListedFile) -> Iterator[bytes]:
         import obstore

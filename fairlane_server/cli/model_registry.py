@@ -10,8 +10,8 @@ from typing import Annotated
 
 import typer
 
+from fairlane import logs
 from fairlane.backoff import Backoff
-from fairlane.logs import get_logger
 from fairlane.records import ModelRoute, ModelVersion
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
@@ -33,7 +33,7 @@ from fairlane_server.models.models_file import read_models
 from fairlane_server.models.routes import version_key
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 
-log = get_logger(__name__)
+log = logs.get_logger(__name__)
 
 _LONGEST_WAIT_S = 600.0
 
@@ -53,6 +53,7 @@ def register_models(
     digest. Aliases of the file do not count. The pools must have topics, which `fairlane models apply` creates.
     """
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
+    logs.configure(settings, "models")
     versions = [_with_digest(one, digest) for one in read_models(file).versions]
     if digest is not None and len(versions) != 1:
         fail(f"--digest: {file} has {len(versions)} versions; give each its artifact_digest")
@@ -134,6 +135,7 @@ def sync_models(
     Health and metrics are on METRICS_PORT.
     """
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
+    logs.configure(settings, "models")
     followed = read_followed_models(file)
     stop = StopSignal()
     try:

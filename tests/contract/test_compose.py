@@ -39,9 +39,10 @@ NOT_IN_CONTAINERS = frozenset(
     {
         *("ALLOW_OPEN_KAFKA", "CONSUMER_GROUP_PROTOCOL"),
         *("MODELS_FILE", "PRICES_FILE", "TENANTS_FILE"),
-        # The models are in a volume. Who has some in a registry mounts a cache, and tells consumers alone.
+        # Its models are prepared in a volume; docs/model-registries.md says what a consumer needs for others.
         *("MODELS_CACHE_DIR", "MODELS_CACHE_MAX_BYTES", "MODELS_CACHE_TIMEOUT_S"),
-        *(f"MLFLOW_TRACKING_{name}" for name in ("URI", "TOKEN", "USERNAME", "PASSWORD", "SERVER_CERT_PATH")),
+        *("MLFLOW_TRACKING_URI", "MLFLOW_TRACKING_TOKEN", "MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"),
+        "MLFLOW_TRACKING_SERVER_CERT_PATH",
         "ENDPOINTS_FILE",  # no model runs outside of it: who has one mounts the file
         "KAFKA_CREDENTIALS_FILE",  # user and password are in the environment
         "POSTGRES_ROLE_PREFIX",  # deploy/postgres/init.sql makes the default

@@ -40,10 +40,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MlflowRig]:
 
 
 @pytest.fixture
-def source(server: MlflowRig) -> Iterator[MlflowSource]:
-    made = MlflowSource(MlflowServer(server.url), S3Source())
-    yield made
-    made.close()
+def source(server: MlflowRig) -> MlflowSource:
+    return MlflowSource(MlflowServer(server.url), S3Source())
 
 
 @pytest.fixture
@@ -119,7 +117,6 @@ def test_a_server_that_is_away_may_be_asked_again() -> None:
     with pytest.raises(ArtifactUnavailableError, match="MLflow does not answer") as caught:
         away.resolve("models:/digits/1")
     assert "a token" not in repr(caught.value)
-    away.close()
 
 
 @pytest.fixture(scope="module")
@@ -156,17 +153,16 @@ def test_a_consumer_fetches_the_files_of_its_version_and_answers(
     unique = unique_name()
     found = fetch_artifact(store, digits(unique, f"models:/{logged}@best"), never_stop)
     good = digits(unique, found.source, artifact_digest=found.digest)
-    other = server.register(logged, {"artifacts/digits/model.json": b"{}"})
-    broken = replace(good, version="2", source=f"models:/{logged}/{other}")
+    replaced = replace(good, version="2", artifact_digest=f"sha256:{'0' * 64}")
     env = {"MODELS_DIR": str(tmp_path / "none"), "MODELS_CACHE_DIR": str(tmp_path / "consumer-cache")}
     env |= {"MLFLOW_TRACKING_URI": server.url, "ENGINE_THREADS": "1", "DEVICE": "cpu"}
-    with Pipeline(broker, tmp_path / "pipeline", unique, tenants=("a",), models=[good, broken]) as pipeline:
+    with Pipeline(broker, tmp_path / "pipeline", unique, tenants=("a",), models=[good, replaced]) as pipeline:
         consumer = pipeline.launch(Service("consumer-mlflow", ("-m", "inference_consumers", "--pool", good.pool), env))
         pipeline.dispatcher().wait_ready()
         consumer.wait_ready(PATIENCE_S)
         (left_out,) = consumer.events("engine_unusable")
         assert left_out["version"] == "2"
-        assert f"and was registered with {found.digest}" in left_out["reason"]
+        assert f"and was registered with {replaced.artifact_digest}" in left_out["reason"]
         pipeline.wait_all_own()
         asked = pipeline.request(Task.CLASSIFY)
         pipeline.publish("a", asked)

@@ -81,7 +81,8 @@ class MlflowRig:
         answer = httpx.get(
             f"{self.url}/api/2.0/mlflow/model-versions/get-download-uri", params=query, timeout=_TIMEOUT_S
         )
-        return self.folder / "artifacts" / urlsplit(answer.json()["artifact_uri"]).path.strip("/")
+        place: str = answer.json()["artifact_uri"]
+        return self.folder / "artifacts" / urlsplit(place).path.strip("/")
 
     def log_digits(self, name: str, model: Path, accuracy: float) -> str:
         """Log and register a model with MLflow's own client. Returns its number."""

@@ -28,10 +28,8 @@ def registry() -> Iterator[StubRegistry]:
 
 
 @pytest.fixture
-def source(registry: StubRegistry) -> Iterator[MlflowSource]:
-    made = MlflowSource(MlflowServer(registry.url, SecretStr(TOKEN)), S3Source())
-    yield made
-    made.close()
+def source(registry: StubRegistry) -> MlflowSource:
+    return MlflowSource(MlflowServer(registry.url, SecretStr(TOKEN)), S3Source())
 
 
 def test_every_call_has_the_token_and_asks_for_plain_bytes(registry: StubRegistry, source: MlflowSource) -> None:
@@ -57,7 +55,6 @@ def test_a_token_in_a_file_is_read_again(
     (tmp_path / "token").write_text("second one\n")
     source.resolve("models:/m/3")
     assert {headers["Authorization"] for _, _, headers in registry.seen} == {"Bearer first", "Bearer second one"}
-    source.close()
 
 
 def test_a_user_and_a_password_go_with_every_call(registry: StubRegistry) -> None:
@@ -65,7 +62,6 @@ def test_a_user_and_a_password_go_with_every_call(registry: StubRegistry) -> Non
     source.resolve("models:/m/3")
     expected = f"Basic {base64.b64encode(b'user:word').decode()}"
     assert {headers["Authorization"] for _, _, headers in registry.seen} == {expected}
-    source.close()
 
 
 def test_figures_that_are_no_numbers_are_left_out(registry: StubRegistry, source: MlflowSource) -> None:

@@ -99,7 +99,9 @@ class RecordClassifier:
         if is_returned(arrival.partition.topic):
             return self._returned(claim, arrival)
         tenant = _tenant_of(arrival)
-        record = self.codec.decode_any((InferenceRequest, CancelRequest, Feedback), arrival.value, may_ask=False)
+        record: InferenceRequest | CancelRequest | Feedback = self.codec.decode_any(
+            (InferenceRequest, CancelRequest, Feedback), arrival.value, may_ask=False
+        )
         if isinstance(record, InferenceRequest):
             return self._request(record, claim, arrival, tenant)
         if isinstance(record, CancelRequest):

@@ -115,7 +115,7 @@ class Rig:
         self.write(records)
 
     def rated(self, *numbers: int, tenant: str = "acme", **fields: Any) -> None:
-        given = {"thumb": "down", "given_at_ms": now_ms(), "given_by": "user:1"} | fields
+        given: dict[str, Any] = {"thumb": "down", "given_at_ms": now_ms(), "given_by": "user:1"} | fields
         self.write([(LEDGER_FEEDBACK, Feedback(request_id(one), tenant, **given), tenant) for one in numbers])
 
     def write(self, records: Sequence[tuple[str, object, str]]) -> None:

@@ -99,9 +99,7 @@ class RecordClassifier:
         if is_returned(arrival.partition.topic):
             return self._returned(claim, arrival)
         tenant = _tenant_of(arrival)
-        record: InferenceRequest | CancelRequest | Feedback = self.codec.decode_any(
-            (InferenceRequest, CancelRequest, Feedback), arrival.value, may_ask=False
-        )
+        record = self.codec.decode_any((InferenceRequest, CancelRequest, Feedback), arrival.value, may_ask=False)
         if isinstance(record, InferenceRequest):
             return self._request(record, claim, arrival, tenant)
         if isinstance(record, CancelRequest):

@@ -30,6 +30,7 @@ _FIELD_IN_MESSAGE = re.compile(r"on field (\w+)$")
 
 RecordT = TypeVar("RecordT")
 OtherT = TypeVar("OtherT")
+ThirdT = TypeVar("ThirdT")
 _Convert = Callable[[Any], Any]
 
 
@@ -166,6 +167,14 @@ class Codec:
     def decode_any(
         self, record_types: tuple[type[RecordT], type[OtherT]], data: bytes | None, *, may_ask: bool = True
     ) -> RecordT | OtherT: ...
+    @overload
+    def decode_any(
+        self,
+        record_types: tuple[type[RecordT], type[OtherT], type[ThirdT]],
+        data: bytes | None,
+        *,
+        may_ask: bool = True,
+    ) -> RecordT | OtherT | ThirdT: ...
     @overload
     def decode_any(
         self, record_types: tuple[type[RecordT], ...], data: bytes | None, *, may_ask: bool = True

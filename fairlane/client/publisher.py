@@ -368,7 +368,7 @@ class RequestPublisher:
                 PublishFailed(request_id, self._topic, error.str(), uncertain=uncertain, what=_FEEDBACK)
             )
 
-        headers = [*cloud_events.of_feedback(self._tenant, request_id, str(uuid4())), *current_trace()]
+        headers: KafkaHeaders = [*cloud_events.of_feedback(self._tenant, request_id, str(uuid4())), *current_trace()]
         try:
             value = self._codec.encode(feedback)
             self._producer.produce(self._topic, value, request_id.encode(), headers=headers, on_delivery=report)

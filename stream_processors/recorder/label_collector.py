@@ -158,6 +158,11 @@ class LabelCollector:
         self._stopping.set()
         self._thread.join(_STOP_TIMEOUT_S)
 
+    def close(self) -> None:
+        """Disconnect one whose thread was never started; the thread does it at its end."""
+        self._works.close()
+        self._kept.close()
+
     def look(self) -> None:
         """Remove what is not allowed any more, and queue what is new, once."""
         began_ms = self._wall_clock()
@@ -182,8 +187,7 @@ class LabelCollector:
         except Exception as error:  # noqa: BLE001 - handed to the owner
             self._on_failure(error)
         finally:
-            self._works.close()
-            self._kept.close()
+            self.close()
 
     def _found(self, at_ms: int) -> tuple[list[LabelSource], bool]:
         """Some of what is to be queued, and whether there was no more."""

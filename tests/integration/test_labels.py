@@ -76,18 +76,23 @@ class Works(WorkItemLog):
 class Rig:
     """What the recorder stores, and the thread that fills the queue, step by step."""
 
-    def __init__(self, server: PostgresServer, **settings: Any) -> None:
+    def __init__(self, server: PostgresServer) -> None:
         self.server = server
         self.store = RecorderStore(server.recorder_dsn)
         self.works = Works()
         self.tables = Tables(server)
-        self._settings = settings
+        self._collectors: list[LabelCollector] = []
         self.collector = self.collect_with()
 
     def collect_with(self, **settings: Any) -> LabelCollector:
-        return LabelCollector(
-            Settings(postgres_dsn=self.server.recorder_dsn, **(self._settings | settings)), self.works, lambda _: None
-        )
+        known = Settings(postgres_dsn=self.server.recorder_dsn, **settings)
+        self._collectors.append(LabelCollector(known, self.works, lambda _: None))
+        return self._collectors[-1]
+
+    def close(self) -> None:
+        for collector in self._collectors:
+            collector.close()
+        self.store.close()
 
     def allow(self, *tenants: str, evaluation: str = "allowed") -> None:
         self.write([(CONTROL_TENANTS, TenantSpec(tenant, evaluation=evaluation), tenant) for tenant in tenants])
@@ -110,7 +115,7 @@ class Rig:
         self.write(records)
 
     def rated(self, *numbers: int, tenant: str = "acme", **fields: Any) -> None:
-        given = {"thumb": "down", "given_at_ms": now_ms(), "given_by": "user:1"} | fields
+        given: dict[str, Any] = {"thumb": "down", "given_at_ms": now_ms(), "given_by": "user:1"} | fields
         self.write([(LEDGER_FEEDBACK, Feedback(request_id(one), tenant, **given), tenant) for one in numbers])
 
     def write(self, records: Sequence[tuple[str, object, str]]) -> None:
@@ -128,7 +133,7 @@ class Rig:
 def rig(migrated: PostgresServer) -> Iterator[Rig]:
     made = Rig(migrated)
     yield made
-    made.store.close()
+    made.close()
 
 
 @pytest.fixture

@@ -36,7 +36,7 @@ from stream_processors.dispatcher.assembly import assemble
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport
-from stream_processors.dispatcher.intake.classifier import RecordClassifier
+from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
 from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.reading.fenced_thread import Poll
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
@@ -226,9 +226,7 @@ class Bench:
         )
         return verdict
 
-    def take_in(
-        self, one: Any, topic: str = PARTITION.topic, submitted_at_ms: int | None = None
-    ) -> QueuedRequest | CancelCommand | tuple[OutputRecord, ...]:
+    def take_in(self, one: Any, topic: str = PARTITION.topic, submitted_at_ms: int | None = None) -> Verdict:
         """What intake makes of a record, or of the bytes of one."""
         value = one if isinstance(one, bytes) else default_codec().encode(one)
         partition, offset = PartitionId(topic, 0), self._read

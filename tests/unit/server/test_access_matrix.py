@@ -23,7 +23,7 @@ NAMES: Mapping[Resource, Sequence[str]] = {
         *("dead-letter.replies.acme", "dead-letter.replies.acme2", "dead-letter.requests", "dead-letter.work"),
         *("priority.fast.high", "priority.fast.normal", "priority.fast.low", "returned.fast"),
         *("priority.fast-2.high", "priority.fast-2.normal", "priority.fast-2.low", "returned.fast-2"),
-        *("gateway.replies", "jobs.replies", "ledger.usage", "ledger.audit"),
+        *("gateway.replies", "jobs.replies", "ledger.usage", "ledger.audit", "ledger.feedback"),
         *("control.tenants", "control.models", "control.prices"),
         *("control.capacity", "control.dispatch", "control.cancellations"),
         # Nobody's, or those of somebody who is still to come.
@@ -48,7 +48,8 @@ _ALL_REPLIES = "replies.* gateway.replies jobs.replies"
 _OF_PLACES = "requests.* backfill.* priority.* returned.* replies.* chunks.* dead-letter.replies.*"
 _EVERY_TOPIC = (
     f"{_OF_PLACES} {_ALL_REPLIES} dead-letter.requests dead-letter.work control.tenants control.models control.prices "
-    "control.capacity control.dispatch control.cancellations ledger.usage ledger.audit"
+    "control.capacity control.dispatch control.cancellations ledger.usage ledger.audit "
+    "ledger.feedback"
 )
 _LETTERS = "dead-letter.requests dead-letter.work"
 _OBSERVERS = "fairlane-observer.*"
@@ -95,7 +96,7 @@ EXPECTED: Mapping[str, Expected] = {
             READ: f"requests.* backfill.* priority.* returned.* {_ALL_REPLIES} control.tenants control.models "
             "control.prices control.capacity control.dispatch ledger.usage",
             WRITE: f"priority.* {_ALL_REPLIES} dead-letter.requests control.dispatch control.cancellations "
-            "ledger.usage ledger.audit",
+            "ledger.usage ledger.audit ledger.feedback",
         },
         {READ: "fairlane.dispatcher", DESCRIBE: f"fairlane.dispatcher.archive fairlane.pool.* {_OBSERVERS}"},
         "fairlane.dispatcher.* fairlane.dispatcher-2.*",
@@ -114,7 +115,11 @@ EXPECTED: Mapping[str, Expected] = {
         "fairlane.job.*",
     ),
     "fairlane_recorder": Expected(
-        {READ: f"{_ALL_REPLIES} control.tenants control.models ledger.usage ledger.audit"},
+        {
+            READ: f"{_ALL_REPLIES} control.tenants control.models ledger.usage ledger.audit ledger.feedback "
+            # Single items, for labelling.
+            "priority.*"
+        },
         {READ: "fairlane.recorder", DESCRIBE: _OBSERVERS},
     ),
     "fairlane_operator": Expected(

@@ -41,7 +41,7 @@ def test_every_topic_with_texts_is_named_with_the_end_of_its_segments() -> None:
             ("replies.acme", "replies.acme.{service}", "gateway.replies", "jobs.replies"),
             under_way + week,
         ),
-        **dict.fromkeys(("priority.{pool}.{class}", "returned.{pool}"), under_way + fortnight),
+        **dict.fromkeys(("priority.{pool}.{class}", "returned.{pool}", "ledger.feedback"), under_way + fortnight),
         # A record that cannot be read is found when it is read, in the last moment of its topic.
         "dead-letter.requests": fortnight + fortnight,
         "dead-letter.work": under_way + fortnight + fortnight,

@@ -109,7 +109,7 @@ class Desk:
     def _put(self, item: LabelItem, **fields: object) -> None:
         names = ("request_id", "state", "is_gold", "judged_by", "lease_holder", "lease_until_ms")
         values = {name: getattr(item, name) for name in names} | fields
-        self.items[item.request_id] = LabelItem(**values)  # type: ignore[arg-type]  # fields of the item
+        self.items[item.request_id] = LabelItem(**values)
 
 
 steps = st.lists(

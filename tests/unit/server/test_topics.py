@@ -197,6 +197,7 @@ def test_installed_families_make_the_names_that_the_code_uses() -> None:
         names.CONTROL_CANCELLATIONS,
         names.LEDGER_USAGE,
         names.LEDGER_AUDIT,
+        names.LEDGER_FEEDBACK,
     }
     assert {topic.name for topic in expand(load_families(), (tenant,), (model,))} == by_code
 

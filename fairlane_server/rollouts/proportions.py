@@ -71,10 +71,11 @@ def difference_bounds(
     # Requests that weigh less than one do not add up exactly.
     with_missing = FailureCount(min(candidate.requests, candidate.failed + of_candidate), candidate.requests)
     control_with_missing = FailureCount(min(control.requests, control.failed + of_control), control.requests)
+    # Where none failed a first failure can sharpen a bound a little: the mixture is farther from the best rate there.
     return HarmBounds(
         candidate.rate - control.rate,
-        lower_bound(candidate, control_with_missing, lower_level),
-        -lower_bound(control, with_missing, upper_level),
+        min(lower_bound(candidate, one, lower_level) for one in {control, control_with_missing}),
+        max(-lower_bound(control, one, upper_level) for one in {candidate, with_missing}),
     )
 
 

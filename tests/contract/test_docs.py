@@ -199,10 +199,7 @@ def test_every_metric_that_is_named_exists(document: Path) -> None:
     others = {"fairlane_owner", "fairlane_gateway", "fairlane_ingest", "fairlane_server", "fairlane_sessions"}
     of_tenants = {f"fairlane_tenant_{owner}" for owner in ("", "globex", "globex_2")}
     users = {f"fairlane_{role}" for role in KafkaRole} | of_tenants | {"fairlane_consumer_"}
-    # Of an engine, as vLLM's: a consumer passes them on.
-    pool = (PROJECT_ROOT / "inference_consumers" / "engines" / "remote" / "pool.py").read_text(encoding="utf-8")
-    of_endpoints = {f"{name}{end}" for name in re.findall(r'"(fairlane_endpoint_\w+)"', pool) for end in ("", "_total")}
-    assert named - others - users - of_endpoints <= known
+    assert named - others - users <= known
 
 
 # ------------------------------------------------------------------ kinds of pages

@@ -203,7 +203,7 @@ class LabelQueue(Closing):
             rows.itersize = _PAGE
             rows.execute(_AGREED, {"tenant": self._tenant, "model": model})
             for *fields, labels in rows:
-                yield AgreedItem(*fields, tuple(GivenLabel(*one) for one in labels))
+                yield AgreedItem(*[*fields, tuple(GivenLabel(*one) for one in labels)])
 
     def _judge(self, reviewer: str, request_id: str, label: str | None, correction: str | None) -> ItemOutcome:
         checked_reviewer(reviewer)

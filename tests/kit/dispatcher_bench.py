@@ -37,7 +37,7 @@ from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.feedback.work_records import AgedCapacityReport
 from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
-from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest, ReceivedRecord
+from stream_processors.dispatcher.queued_request import QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.reading.fenced_thread import Poll
 from stream_processors.dispatcher.response_cache.caches import QueryEmbeddings
 from stream_processors.dispatcher.response_cache.lookup import CacheHit, CacheQuery
@@ -221,9 +221,7 @@ class Bench:
     ) -> QueuedRequest:
         """A valid request as intake hands it on."""
         verdict = self.take_in(one, topic, submitted_at_ms)
-        assert isinstance(verdict, QueuedRequest), (
-            verdict if isinstance(verdict, CancelCommand) else self.decoded_all(verdict)
-        )
+        assert isinstance(verdict, QueuedRequest), self.decoded_all(verdict) if isinstance(verdict, tuple) else verdict
         return verdict
 
     def take_in(self, one: Any, topic: str = PARTITION.topic, submitted_at_ms: int | None = None) -> Verdict:

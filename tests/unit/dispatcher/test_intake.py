@@ -21,9 +21,9 @@ from fairlane.records import (
     WorkItem,
 )
 from fairlane.schema_files import default_codec
-from fairlane_server.kafka.transactions import OutputRecord
+from stream_processors.dispatcher.intake.classifier import Verdict
 from stream_processors.dispatcher.output.tenant_counters import TenantCounters
-from stream_processors.dispatcher.queued_request import CancelCommand, QueuedRequest
+from stream_processors.dispatcher.queued_request import QueuedRequest
 from tests.kit.dispatcher_bench import MODEL, NOW_MS, SECRET, Bench, encoded, request
 from tests.kit.intake_records import RETURNED, work_item
 
@@ -38,7 +38,7 @@ def bench() -> Bench:
     return bench
 
 
-def refused(bench: Bench, verdict: QueuedRequest | CancelCommand | tuple[OutputRecord, ...]) -> tuple[str, Code]:
+def refused(bench: Bench, verdict: Verdict) -> tuple[str, Code]:
     """Of an answer at once: the topic of the reply and the code, which the audit says too."""
     assert isinstance(verdict, tuple)
     reply, audit = bench.decoded_all(verdict)
@@ -171,7 +171,7 @@ def test_returned_backfill_is_backfill(bench: Bench) -> None:
     assert bench.queued(item, RETURNED).is_backfill
 
 
-def dead_lettered(bench: Bench, verdict: QueuedRequest | CancelCommand | tuple[OutputRecord, ...], value: bytes) -> str:
+def dead_lettered(bench: Bench, verdict: Verdict, value: bytes) -> str:
     """The reason, after what is true of every dead letter of handed back work was checked."""
     assert isinstance(verdict, tuple)
     letter, audit = verdict

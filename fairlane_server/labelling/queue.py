@@ -202,9 +202,8 @@ class LabelQueue(Closing):
         with self._transaction() as connection, connection.cursor(name="agreed") as rows:
             rows.itersize = _PAGE
             rows.execute(_AGREED, {"tenant": self._tenant, "model": model})
-            for row in rows:
-                labels = tuple(GivenLabel(*one) for one in row[-1])
-                yield AgreedItem(*(*row[:-1], labels))
+            for *fields, labels in rows:
+                yield AgreedItem(*[*fields, tuple(GivenLabel(*one) for one in labels)])
 
     def _judge(self, reviewer: str, request_id: str, label: str | None, correction: str | None) -> ItemOutcome:
         checked_reviewer(reviewer)

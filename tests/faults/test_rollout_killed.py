@@ -1,5 +1,6 @@
 """A rollback while those that decide it and carry it out are killed: one record, nothing refused, nothing twice."""
 
+import random
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -19,6 +20,7 @@ from fairlane_server.models.rollout_arms import CANDIDATE_ARM
 from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
 from tests.kit.deployment import write_models
 from tests.kit.pipeline import Pipeline
+from tests.kit.processes import ServiceProcess
 from tests.kit.stack import PostgresServer
 from tests.kit.waiting import eventually
 
@@ -70,14 +72,17 @@ def pipeline(
         yield made
 
 
-def admin(pipeline: Pipeline, dsn: str) -> None:
-    port = str(pipeline.free_port("admin"))
-    pipeline.launch(Service("admin-1", ("-m", "producers.admin"), {"POSTGRES_DSN": dsn, "ADMIN_PORT": port}))
+def admin(pipeline: Pipeline, dsn: str, number: int) -> ServiceProcess:
+    """A process that judges rollouts."""
+    name = f"admin-{number}"
+    env = {"POSTGRES_DSN": dsn, "ADMIN_PORT": str(pipeline.free_port(f"{name}-api"))}
+    return pipeline.launch(Service(name, ("-m", "producers.admin"), env))
 
 
 def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment(
-    pipeline: Pipeline, migrated: PostgresServer
+    pipeline: Pipeline, migrated: PostgresServer, seed: int
 ) -> None:
+    dice = random.Random(seed)
     (old,) = pipeline.models
     new = replace(old, version="2")
     models_file = pipeline.folder / "models.yaml"
@@ -86,7 +91,8 @@ def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment
     write_models(models_file, [new])
     pipeline.consumer(2, SLOW).wait_ready()
     pipeline.recorder(postgres_dsn=migrated.recorder_dsn).wait_ready()
-    admin(pipeline, migrated.admin_dsn)
+    for number in (1, 2):
+        admin(pipeline, migrated.admin_dsn, number).wait_ready()
     pipeline.wait_all_own()
     plan = RolloutPlan("2", steps=(50.0, 100.0), least_step_ms=0, guards=RolloutGuards(least_requests=20))
 
@@ -100,13 +106,18 @@ def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment
             *(pipeline.settings, pipeline.codec, old.model),
             lambda published: with_rollout(published, old.model, plan, Author("a test", now_ms())),
         )
+        # Two judge it. One is killed at any moment, perhaps as it decides, and comes back to what the other did.
+        killed_at = monotonic() + dice.uniform(0.5, 5.0)
+        eventually(lambda: monotonic() > killed_at, what="the moment of the kill")
+        pipeline.processes["admin-1"].kill()
+        admin(pipeline, migrated.admin_dsn, 1)
         eventually(lambda: route().stopped == ("2",), PATIENCE_S, "the rollback")
         published_at = monotonic()
-        # It is killed while it reports what it did, and a dispatcher while it carries that out.
-        pipeline.processes["admin-1"].kill()
+        # The other is killed while it reports what it did, and a dispatcher while it carries that out.
+        pipeline.processes["admin-2"].kill()
         pipeline.processes["dispatcher-1"].kill()
         pipeline.dispatcher(1).wait_ready()
-        admin(pipeline, migrated.admin_dsn)
+        admin(pipeline, migrated.admin_dsn, 2).wait_ready()
         eventually(lambda: monotonic() > published_at + 2 * IN_EFFECT_S, 3 * IN_EFFECT_S, "some traffic after it")
     replies = {}
     for tenant in TENANTS:

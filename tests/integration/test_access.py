@@ -244,7 +244,7 @@ IDS = {
     names.consumer_transactional_ids(GROUP_PREFIX, "fast-2", "consumer-1")[1]: {_FAST_2},
     names.job_transactional_id(GROUP_PREFIX, "j1"): {_BACKFILL},
     names.dead_letter_replay_id("acme"): {_REPLAYER, _ADMIN},
-    names.MODEL_CHANGES_ID: {_OPERATOR},
+    names.MODEL_CHANGES_ID: {_OPERATOR, _ADMIN},
     names.tenant_group("acme", "writer"): set[KafkaUser](),
     "someone-else": set[KafkaUser](),
 }

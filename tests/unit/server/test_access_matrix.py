@@ -147,13 +147,13 @@ EXPECTED: Mapping[str, Expected] = {
     "fairlane_admin": Expected(
         {
             READ: f"{_LETTERS} control.tenants control.models control.capacity control.dispatch",
-            WRITE: f"requests.* backfill.* {_LETTERS} control.tenants ledger.audit",
+            WRITE: f"requests.* backfill.* {_LETTERS} control.tenants control.models ledger.audit",
             Operation.CREATE: _OF_PLACES,
             DESCRIBE: _OF_PLACES,
             Operation.DELETE: _LETTERS,
         },
         {DESCRIBE: _OBSERVERS},
-        "fairlane-dead-letter-replay.*",
+        "fairlane-dead-letter-replay.* fairlane-model-changes",
         frozenset({Operation.DESCRIBE_CONFIGS}),
     ),
     # Kafka UI: of tenants, and of what failed of theirs, it reads nothing.

@@ -168,6 +168,7 @@ USES = {
     },
     ("admin", WRITES): {
         "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "dead-letter-requests": (f"{_LETTERS}/replay.py", "topic"),
         "dead-letter-work": (f"{_LETTERS}/replay.py", "topic"),
         "requests": (f"{_LETTERS}/replay.py", "topic"),

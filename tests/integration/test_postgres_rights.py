@@ -348,7 +348,7 @@ def test_an_upgrade_takes_back_what_was_granted_and_gives_back_what_was_revoked(
     assert done.rights_changed > 0
     for role in PostgresRole:
         assert_granted(database, role)
-    assert trusted(migrated, "results") == {OWNER, "fairlane_recorder", "fairlane_operator"}
+    assert trusted(migrated, "results") == {OWNER, "fairlane_recorder", "fairlane_operator", "fairlane_admin"}
     assert trusted(migrated, "collections") == trusted(migrated, database.partitions[0]) == {OWNER}
     assert upgrade(settings).rights_changed == 0
 

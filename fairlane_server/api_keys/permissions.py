@@ -134,7 +134,7 @@ SCOPES: Mapping[Scope, frozenset[Permission]] = {
     ),
     Scope.BATCHES: frozenset({Permission.BATCHES_READ, Permission.BATCHES_WRITE}),
     Scope.LOADS: frozenset({Permission.LOADS_READ, Permission.REGISTRY_READ}),
-    Scope.MODELS: frozenset({Permission.REGISTRY_READ, Permission.REGISTRY_WRITE, Permission.ROLLOUTS_STEER}),
+    Scope.MODELS: frozenset({Permission.REGISTRY_WRITE, Permission.ROLLOUTS_STEER}),
     Scope.TENANTS: frozenset({Permission.TENANTS_READ, Permission.TENANTS_WRITE}),
     Scope.DEAD_LETTERS: frozenset(one for one in Permission if one.startswith("dead_letters:")),
     Scope.IDENTITIES: frozenset(

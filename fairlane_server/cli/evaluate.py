@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -12,11 +12,13 @@ from fairlane.client.sync import Client
 from fairlane.errors import FairlaneError
 from fairlane.settings import Settings
 from fairlane_server.cli.output import AsJson, BootstrapServers, fail, say, settings_with, show_json, show_table
-from fairlane_server.evaluation.comparison import PairedComparison, compare
 from fairlane_server.evaluation.evaluation_set import EvaluationSet, EvaluationSetError, read_evaluation_set
-from fairlane_server.evaluation.run import EvaluationRun, ExampleError, request_fields
-from fairlane_server.evaluation.scorers import ScorerName
 from fairlane_server.private_files import write_private
+
+if TYPE_CHECKING:
+    from fairlane_server.evaluation.comparison import PairedComparison
+    from fairlane_server.evaluation.run import EvaluationRun
+    from fairlane_server.evaluation.scorers import ScorerName
 
 _TIMEOUT_S = 600.0
 
@@ -28,7 +30,12 @@ def evaluate_command(
     against: Annotated[
         str | None, typer.Option(metavar="MODEL", help="Another version, asked the same, to compare with.")
     ] = None,
-    scorer: Annotated[ScorerName, typer.Option(help="What is measured.")] = ScorerName.EXACT,
+    scorer: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="exact, contains, regex, json_schema, accuracy, ndcg or similarity: what is measured."
+        ),
+    ] = "exact",
     top: Annotated[int | None, typer.Option(metavar="K", min=1, help="For ndcg: the ranks that count.")] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")] = None,
     priority: Annotated[str, typer.Option(metavar="CLASS", help="high, normal or low.")] = "low",
@@ -43,12 +50,19 @@ def evaluate_command(
 
     Answers are greedy, and never from a cache. An example without an answer has the score 0.
     """
+    # Other commands run without what these need.
+    from fairlane_server.evaluation.run import ExampleError
+    from fairlane_server.evaluation.scorers import ScorerName
+
+    if scorer not in tuple(ScorerName):
+        fail(f"--scorer: {scorer!r} is none of {', '.join(ScorerName)}")
+    measured = ScorerName(scorer)
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     examples = _read(file)
     asked = {"max_tokens": max_tokens, "priority": priority, "cache": "none"}
     models = [model] if against is None else [model, against]
     try:
-        runs = [_run(settings, tenant, one, examples, scorer, top, asked) for one in models]
+        runs = [_run(settings, tenant, one, examples, measured, top, asked) for one in models]
     except ExampleError as error:
         fail(f"{file}: {error}")
     except (FairlaneError, ValueError) as error:
@@ -57,7 +71,7 @@ def evaluate_command(
     if out is not None:
         _write(out, examples, runs)
     if as_json:
-        show_json(_plain(examples, scorer, runs, compared))
+        show_json(_plain(examples, measured, runs, compared))
     else:
         _show(examples, runs, compared)
 
@@ -75,10 +89,12 @@ def _run(
     tenant: str,
     model: str,
     examples: EvaluationSet,
-    scorer: ScorerName,
+    scorer: "ScorerName",
     top: int | None,
     asked: dict[str, Any],
-) -> EvaluationRun:
+) -> "EvaluationRun":
+    from fairlane_server.evaluation.run import EvaluationRun, request_fields
+
     run = EvaluationRun(model)
     requests = [{"model": model, **request_fields(one, scorer), **asked} for one in examples.examples]
     for fields in requests:
@@ -91,7 +107,9 @@ def _run(
     return run
 
 
-def _compared(runs: Sequence[EvaluationRun]) -> PairedComparison | None:
+def _compared(runs: "Sequence[EvaluationRun]") -> "PairedComparison | None":
+    from fairlane_server.evaluation.comparison import compare
+
     candidate, baseline = runs
     try:
         return compare(baseline.values, candidate.values)
@@ -99,7 +117,7 @@ def _compared(runs: Sequence[EvaluationRun]) -> PairedComparison | None:
         return None
 
 
-def _write(out: Path, examples: EvaluationSet, runs: Sequence[EvaluationRun]) -> None:
+def _write(out: Path, examples: EvaluationSet, runs: "Sequence[EvaluationRun]") -> None:
     lines = (
         json.dumps({"id": example.example_id, "scores": {run.model: asdict(run.scores[place]) for run in runs}})
         for place, example in enumerate(examples.examples)
@@ -108,7 +126,7 @@ def _write(out: Path, examples: EvaluationSet, runs: Sequence[EvaluationRun]) ->
 
 
 def _plain(
-    examples: EvaluationSet, scorer: ScorerName, runs: Sequence[EvaluationRun], compared: PairedComparison | None
+    examples: EvaluationSet, scorer: "ScorerName", runs: "Sequence[EvaluationRun]", compared: "PairedComparison | None"
 ) -> dict[str, Any]:
     return {
         "set": {"examples": len(examples.examples), "digest": examples.digest},
@@ -127,7 +145,7 @@ def _plain(
     }
 
 
-def _show(examples: EvaluationSet, runs: Sequence[EvaluationRun], compared: PairedComparison | None) -> None:
+def _show(examples: EvaluationSet, runs: "Sequence[EvaluationRun]", compared: "PairedComparison | None") -> None:
     say(f"{len(examples.examples)} examples, digest {examples.digest[:16]}")
     columns = ("model", "versions", "mean", "95 %", "scored", "without answer", "not scored")
     show_table(columns, [_row(run) for run in runs])
@@ -139,7 +157,7 @@ def _show(examples: EvaluationSet, runs: Sequence[EvaluationRun], compared: Pair
         )
 
 
-def _row(run: EvaluationRun) -> Sequence[str]:
+def _row(run: "EvaluationRun") -> Sequence[str]:
     mean = run.mean
     return (
         run.model,

@@ -87,10 +87,10 @@ def test_a_key_of_the_deployment_in_the_hands_of_a_tenant_would_be_found(admin: 
     stolen = replace(admin, shown=[("stolen", {"authorization": f"Bearer {admin.honest}"})])
     tally = Tally()
     before = admin.state()
-    asyncio.run(try_routes(stolen, Random(SEED), 60, tally))
+    asyncio.run(try_routes(stolen, Random(SEED), 200, tally))
     assert tally.kinds == {"allowed": tally.kinds.total()}
-    assert tally.kinds.total() > 20
-    assert tally.refused.total() + tally.kinds.total() == 60
+    assert tally.kinds.total() > 60
+    assert tally.refused.total() + tally.kinds.total() == 200
     assert admin.state() != before, "keys were made"
 
 

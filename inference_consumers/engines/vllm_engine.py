@@ -7,7 +7,6 @@ tenant's text in the same way, and count the same.
 
 import asyncio
 import itertools
-import threading
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,7 +16,7 @@ from transformers import AutoTokenizer
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import TokenLogprob, TokenUsage
-from inference_consumers.engines.continuous import LoopThread, WaitedRun
+from inference_consumers.engines.continuous import EngineDeath, LoopThread, WaitedRun
 from inference_consumers.engines.generated_text import TokenNames, outcome_of_text
 from inference_consumers.engines.model_folder import check_model_folder
 from inference_consumers.engines.prompts import (
@@ -31,7 +30,6 @@ from inference_consumers.engines.prompts import (
 from inference_consumers.engines.protocol import (
     NOT_FINITE,
     CancelledItem,
-    EngineGoneError,
     EngineItem,
     EngineLoadError,
     EngineSpec,
@@ -121,9 +119,7 @@ class VllmEngine:
         self._start = start
         self._loaded: _Loaded | None = None
         self._ids = itertools.count()
-        self._death: BaseException | None = None
-        self._on_death: Callable[[BaseException], None] | None = None
-        self._death_lock = threading.Lock()
+        self._death = EngineDeath()
         # What follows belongs to the loop's thread.
         self._runs: dict[RunObserver, set[_TextRequest]] = {}
         """Batches that joined: their items without an outcome."""
@@ -138,7 +134,9 @@ class VllmEngine:
         try:
             tokenizer = AutoTokenizer.from_pretrained(spec.path, local_files_only=True, trust_remote_code=False)
             encoder = PromptEncoder(tokenizer, template)
-            streams = thread.result_of(self._start(spec, partial(self._guard, self._pass_on_step), self._died))
+            streams = thread.result_of(
+                self._start(spec, partial(self._death.guard, self._pass_on_step), self._death.report)
+            )
         except EngineLoadError:
             thread.close()
             raise
@@ -154,24 +152,20 @@ class VllmEngine:
         self._checked()
         waited = WaitedRun(observer, len(batch))
         self.join(batch, waited)
-        return waited.wait(self._check_alive)
+        return waited.wait(self._death.check_alive)
 
     def join(self, batch: Sequence[EngineItem], observer: RunObserver) -> None:
         """Start on the items at once. The observer is called from one thread, never this one."""
         loaded = self._checked()
         prepared = [prepare_text(item, loaded.encoder, self.limits) for item in batch]
-        loaded.thread.post(partial(self._guard, partial(self._begin, batch, prepared, observer)))
+        loaded.thread.post(partial(self._death.guard, partial(self._begin, batch, prepared, observer)))
 
     def cancel(self, item_ids: Collection[str]) -> None:
         if self._loaded is not None:
-            self._loaded.thread.post(partial(self._guard, partial(self._stop_items, item_ids)))
+            self._loaded.thread.post(partial(self._death.guard, partial(self._stop_items, item_ids)))
 
     def watch(self, on_death: Callable[[BaseException], None]) -> None:
-        with self._death_lock:
-            self._on_death = on_death
-            death = self._death
-        if death is not None:
-            on_death(death)
+        self._death.watch(on_death)
 
     def metrics(self) -> str:
         loaded = self._checked()
@@ -184,15 +178,10 @@ class VllmEngine:
             loaded.thread.close()
 
     def _checked(self) -> _Loaded:
-        self._check_alive()
+        self._death.check_alive()
         if self._loaded is None:
             raise self._spec.error("not loaded")
         return self._loaded
-
-    def _check_alive(self) -> None:
-        if self._death is not None:
-            # Not the cause itself: that would be taken for a failure on the items that came after.
-            raise EngineGoneError(str(self._death)) from self._death
 
     # In the loop's thread.
 
@@ -272,30 +261,9 @@ class VllmEngine:
         observer.step()
 
     def _spawn(self, work: Awaitable[None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._guarded(work))
+        task = asyncio.get_running_loop().create_task(self._death.guarded(work))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    async def _guarded(self, work: Awaitable[None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - an item would have no outcome for ever: better the process ends
-            self._died(error)
-
-    def _guard(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._died(error)
-
-    def _died(self, error: BaseException) -> None:
-        with self._death_lock:
-            if self._death is not None:
-                return
-            self._death = error
-            on_death = self._on_death
-        if on_death is not None:
-            on_death(error)
 
     async def _close(self, streams: VllmStreams) -> None:
         for task in tuple(self._tasks):

@@ -6,18 +6,15 @@ away come back; only an error of this code ends the engine.
 
 import asyncio
 import itertools
-import threading
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from fairlane.outcomes import Task
 from fairlane.records import TokenUsage
-from inference_consumers.engines.continuous import LoopThread, WaitedRun
+from inference_consumers.engines.continuous import EngineDeath, LoopThread, WaitedRun
 from inference_consumers.engines.protocol import (
     CancelledItem,
-    EngineGoneError,
     EngineItem,
     EngineSpec,
     Failure,
@@ -86,9 +83,7 @@ class RemoteEngine:
         if others := sorted(self._tasks - self._wire.tasks):
             raise spec.error(f"{self.name} does not do {', '.join(others)}")
         self._thread: LoopThread | None = None
-        self._death: BaseException | None = None
-        self._on_death: Callable[[BaseException], None] | None = None
-        self._death_lock = threading.Lock()
+        self._death = EngineDeath()
         # What follows belongs to the loop's thread.
         self._pool: EndpointPool | None = None
         self._runs: dict[RunObserver, set[_RemoteItem]] = {}
@@ -115,25 +110,21 @@ class RemoteEngine:
         """Answer every item; other batches may run meanwhile."""
         waited = WaitedRun(observer, len(batch))
         self.join(batch, waited)
-        return waited.wait(self._check_alive)
+        return waited.wait(self._death.check_alive)
 
     def join(self, batch: Sequence[EngineItem], observer: RunObserver) -> None:
         """Start on the items at once. The observer is called from one thread, never this one."""
         thread = self._checked()
         prepared = [self._wire.prepare(one) if one.task in self._tasks else wrong_task(one) for one in batch]
-        thread.post(partial(self._guard, partial(self._begin, batch, prepared, observer)))
+        thread.post(partial(self._death.guard, partial(self._begin, batch, prepared, observer)))
 
     def cancel(self, item_ids: Collection[str]) -> None:
         """Close the connections of these items; they get their outcomes."""
         if self._thread is not None:
-            self._thread.post(partial(self._guard, partial(self._stop, frozenset(item_ids))))
+            self._thread.post(partial(self._death.guard, partial(self._stop, frozenset(item_ids))))
 
     def watch(self, on_death: Callable[[BaseException], None]) -> None:
-        with self._death_lock:
-            self._on_death = on_death
-            death = self._death
-        if death is not None:
-            on_death(death)
+        self._death.watch(on_death)
 
     def metrics(self) -> str:
         return self._checked().result_of(self._metrics())
@@ -145,14 +136,10 @@ class RemoteEngine:
             thread.close()
 
     def _checked(self) -> LoopThread:
-        self._check_alive()
+        self._death.check_alive()
         if self._thread is None:
             raise self._spec.error("not loaded")
         return self._thread
-
-    def _check_alive(self) -> None:
-        if self._death is not None:
-            raise EngineGoneError(str(self._death)) from self._death
 
     # In the loop's thread.
 
@@ -160,7 +147,7 @@ class RemoteEngine:
         self._pool = EndpointPool(self._entry, self._wire.check)
         wrong = await self._pool.check_all()
         works = (self._pool.keep_checking(), self._keep_ticking(self._pool))
-        self._helpers = tuple(asyncio.create_task(self._guarded(work)) for work in works)
+        self._helpers = tuple(asyncio.create_task(self._death.guarded(work)) for work in works)
         return wrong
 
     async def _keep_ticking(self, pool: EndpointPool) -> None:
@@ -185,7 +172,7 @@ class RemoteEngine:
             else:
                 running.add(_RemoteItem(index, item, request, observer, self._flush_soon))
         for remote in sorted(running, key=lambda remote: remote.index):
-            remote.task = asyncio.get_running_loop().create_task(self._guarded(self._answer(remote)))
+            remote.task = asyncio.get_running_loop().create_task(self._death.guarded(self._answer(remote)))
         self._report_step(observer)
 
     async def _answer(self, remote: _RemoteItem) -> None:
@@ -214,7 +201,7 @@ class RemoteEngine:
     def _flush_soon(self, observer: RunObserver) -> None:
         if observer not in self._unflushed:
             self._unflushed.add(observer)
-            asyncio.get_running_loop().call_later(_FLUSH_S, partial(self._guard, partial(self._flush, observer)))
+            asyncio.get_running_loop().call_later(_FLUSH_S, partial(self._death.guard, partial(self._flush, observer)))
 
     def _flush(self, observer: RunObserver) -> None:
         self._unflushed.discard(observer)
@@ -238,24 +225,3 @@ class RemoteEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._pool is not None:
             await self._pool.close()
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:  # noqa: BLE001 - an item would have no outcome for ever: better the process ends
-            self._died(error)
-
-    def _guard(self, call: Callable[[], None]) -> None:
-        try:
-            call()
-        except Exception as error:  # noqa: BLE001 - as above
-            self._died(error)
-
-    def _died(self, error: BaseException) -> None:
-        with self._death_lock:
-            if self._death is not None:
-                return
-            self._death = error
-            on_death = self._on_death
-        if on_death is not None:
-            on_death(error)

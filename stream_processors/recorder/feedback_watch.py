@@ -1,6 +1,5 @@
 """The thread that shows how satisfied users are, and finds out what answered the requests of late feedback."""
 
-import threading
 from collections.abc import Callable
 
 import psycopg
@@ -10,6 +9,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.logs import get_logger
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
 from fairlane_server.postgres.feedback_scores import ScoreSums, read_feedback_scores
+from stream_processors.recorder.watch import Watch
 
 log = get_logger(__name__)
 
@@ -21,7 +21,6 @@ _MOST_SHOWN = 200
 _MOST_AT_ONCE = 1_000
 _INTERVAL_S = 60.0
 _CALL_TIMEOUT_S = 10.0
-_STOP_TIMEOUT_S = 15.0
 
 # Two recorders that store a result and its feedback at once do not see each other's rows.
 _MISSED = """
@@ -51,25 +50,18 @@ def add_what_answered(connection: psycopg.Connection, tenants: list[str], reques
     return connection.execute(_ANSWERED, (tenants, request_ids)).rowcount
 
 
-class FeedbackWatch:
+class FeedbackWatch(Watch):
     """Looks once a minute. Every recorder of a fleet shows the same. ``on_failure`` is called on the thread with the
     error that ended it; Postgres that does not answer is none."""
 
     def __init__(self, dsn: str, on_failure: Callable[[BaseException], None], wall_clock: ClockMs = now_ms) -> None:
+        super().__init__("feedback-watch", _INTERVAL_S, on_failure)
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, _CALL_TIMEOUT_S)
-        self._on_failure = on_failure
         self._wall_clock = wall_clock
         self._shown: set[tuple[str, str, str]] = set()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="feedback-watch", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it, after the look that is under way."""
-        self._stopping.set()
-        self._thread.join(_STOP_TIMEOUT_S)
+    def close(self) -> None:
+        self._kept.close()
 
     def look(self) -> None:
         """Add what answered, and show the ratings of the last day, once."""
@@ -82,16 +74,6 @@ class FeedbackWatch:
             log.warning("feedback_not_summed_up", reason=reason(error))
             return
         self._show({(one.model, one.model_version, one.arm): one for one in sums})
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self.look()
-                self._stopping.wait(_INTERVAL_S)
-        except Exception as error:  # noqa: BLE001 - handed to the owner
-            self._on_failure(error)
-        finally:
-            self._kept.close()
 
     def _show(self, sums: dict[tuple[str, str, str], ScoreSums]) -> None:
         metrics.show(metrics.RATED_REQUESTS, {place: one.count for place, one in sums.items()}, self._shown)

@@ -4,7 +4,6 @@ Only of tenants that allow evaluation; when a tenant does not any more, its item
 read from the log, which Postgres does not have.
 """
 
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnect
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError, input_of
 from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import json_text
+from stream_processors.recorder.watch import Watch
 
 log = get_logger(__name__)
 
@@ -38,7 +38,6 @@ _MOST_AT_ONCE = 200
 _MOST_REMEMBERED = 10_000
 _INTERVAL_S = 30.0
 _CALL_TIMEOUT_S = 10.0
-_STOP_TIMEOUT_S = 15.0
 _SHARES = 65_536
 
 _HITS = [hit.value for hit in (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)]
@@ -125,7 +124,7 @@ def within_bound(found: Iterable[LabelSource], queued: Mapping[str, int], most: 
     return kept
 
 
-class LabelCollector:
+class LabelCollector(Watch):
     """Looks twice a minute. Several recorders do the same work once. ``on_failure`` is called on the thread with the
     error that ended it; Postgres or Kafka that does not answer is none."""
 
@@ -136,27 +135,17 @@ class LabelCollector:
         on_failure: Callable[[BaseException], None],
         wall_clock: ClockMs = now_ms,
     ) -> None:
+        super().__init__("label-collector", _INTERVAL_S, on_failure)
         dsn = settings.postgres_dsn.get_secret_value()
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, _CALL_TIMEOUT_S)
         self._works = works
         self._most_open = settings.labels_max_open
         self._share = round(settings.labels_sample_rate * _SHARES)
-        self._on_failure = on_failure
         self._wall_clock = wall_clock
         self._looked_at_ms = 0
         """When the last look began that saw everything."""
         self._passed: dict[tuple[str, str], None] = {}
         """What cannot be queued, the oldest first: its work is not in the log, or its input too large."""
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="label-collector", daemon=True)
-
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it, after the look that is under way."""
-        self._stopping.set()
-        self._thread.join(_STOP_TIMEOUT_S)
 
     def close(self) -> None:
         """Disconnect one whose thread was never started; the thread does it at its end."""
@@ -178,16 +167,6 @@ class LabelCollector:
             log.warning("labels_not_queued", reason=reason(error))
         except WorkItemLogError as error:
             log.warning("labels_not_queued", reason=str(error))
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self.look()
-                self._stopping.wait(_INTERVAL_S)
-        except Exception as error:  # noqa: BLE001 - handed to the owner
-            self._on_failure(error)
-        finally:
-            self.close()
 
     def _found(self, at_ms: int) -> tuple[list[LabelSource], bool]:
         """Some of what is to be queued, and whether there was no more."""

@@ -1,6 +1,5 @@
 """The thread that compares what tenants spend in an hour with what they used to spend, and shows it as a gauge."""
 
-import threading
 from collections.abc import Callable, Sequence
 
 import psycopg
@@ -11,6 +10,7 @@ from fairlane.logs import get_logger
 from fairlane_server.costs.anomalies import HourlySpending
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
 from fairlane_server.postgres.hourly_costs import read_hourly_spending
+from stream_processors.recorder.watch import Watch
 
 log = get_logger(__name__)
 
@@ -18,10 +18,9 @@ APPLICATION_NAME = "fairlane-spend-watch"
 
 _INTERVAL_S = 60.0
 _CALL_TIMEOUT_S = 10.0
-_STOP_TIMEOUT_S = 15.0
 
 
-class SpendWatch:
+class SpendWatch(Watch):
     """Looks once a minute. Every recorder of a fleet shows the same. ``on_failure`` is called on the thread with the
     error that ended it; Postgres that does not answer is none."""
 
@@ -32,22 +31,15 @@ class SpendWatch:
         on_failure: Callable[[BaseException], None],
         wall_clock: ClockMs = now_ms,
     ) -> None:
+        super().__init__("spend-watch", _INTERVAL_S, on_failure)
         self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, _CALL_TIMEOUT_S)
         self._least_nanos = least_nanos
-        self._on_failure = on_failure
         self._wall_clock = wall_clock
         self._shown: set[tuple[str, str]] = set()
         self._known: set[tuple[str, str, int]] = set()
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="spend-watch", daemon=True)
 
-    def start(self) -> None:
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End it, after the look that is under way."""
-        self._stopping.set()
-        self._thread.join(_STOP_TIMEOUT_S)
+    def close(self) -> None:
+        self._kept.close()
 
     def look(self) -> None:
         """Compare once."""
@@ -58,16 +50,6 @@ class SpendWatch:
             log.warning("spending_not_compared", reason=reason(error))
             return
         self._show(found)
-
-    def _run(self) -> None:
-        try:
-            while not self._stopping.is_set():
-                self.look()
-                self._stopping.wait(_INTERVAL_S)
-        except Exception as error:  # noqa: BLE001 - handed to the owner
-            self._on_failure(error)
-        finally:
-            self._kept.close()
 
     def _show(self, found: Sequence[HourlySpending]) -> None:
         ratios: dict[tuple[str, str], float] = {}

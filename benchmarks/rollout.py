@@ -42,7 +42,7 @@ _WORDS = {"bad_answers": "bad answers", "excess_s": "excess seconds"}
 
 @dataclass(frozen=True, slots=True)
 class RolloutEnd:
-    """How one rollout ended under one rule."""
+    """End of one rollout under one rule."""
 
     shape: str
     candidate: Candidate

@@ -26,7 +26,7 @@ _Z_WORSE, _Z_PASS = 2.326, 1.645
 
 @dataclass(frozen=True, slots=True)
 class RuleEnd:
-    """What a rule said of a step, and when."""
+    """Verdict of a rule on a step, and its time."""
 
     verdict: RolloutVerdict
     at_s: float
@@ -107,7 +107,7 @@ class _MeanInTime:
 
 
 class _SumsInTime:
-    """What is known of an arm at each of these seconds."""
+    """Sums of an arm at each of these seconds."""
 
     def __init__(self, arm: ArmRequests, seconds: Floats) -> None:
         self._order = np.argsort(arm.done_s, kind="stable")

@@ -37,7 +37,7 @@ _SIZES = 8_192
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """What is different from the champion. ``is_good``: whether it is to be promoted."""
+    """Differences of a candidate from the champion. ``is_good``: it should be promoted."""
 
     name: str
     is_good: bool
@@ -116,7 +116,7 @@ class ArmRequests:
     has_keys: bool
 
     def evidence(self, looks_s: Floats) -> Iterator[ArmEvidence]:
-        """What is known at each of these times, in order."""
+        """Evidence at each of these times, in order."""
         by_end = np.argsort(self.done_s, kind="stable")
         ends = np.searchsorted(self.done_s[by_end], looks_s, side="right")
         admitted = np.searchsorted(self.arrived_s, looks_s, side="right")

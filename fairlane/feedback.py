@@ -62,7 +62,7 @@ def build_feedback(request_id: str, **fields: Unpack[FeedbackFields]) -> Feedbac
 
 
 def rating_of(feedback: Feedback) -> float | None:
-    """How good the output is, from 0 to 1; None if the feedback does not say."""
+    """Rating of the output from 0 to 1; None for feedback without a thumb or a score."""
     if feedback.thumb is not None:
         return 1.0 if feedback.thumb == Thumb.UP else 0.0
     return feedback.score

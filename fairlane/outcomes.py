@@ -166,7 +166,7 @@ class Thumb(StrEnum):
 
 
 class EvaluationConsent(StrEnum):
-    """Whether a tenant's requests and outputs may be used to judge and train models."""
+    """Consent of a tenant: its requests and outputs may, or may not, be used to judge and train models."""
 
     ALLOWED = "allowed"
     DENIED = "denied"

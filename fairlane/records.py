@@ -106,7 +106,7 @@ class CancelRequest:
 
 @frozen_dataclass(frozen=True, slots=True)
 class Feedback:
-    """What a tenant says of the output of one of its requests, on the topic of the request. The topic determines the
+    """Feedback of a tenant on the output of one of its requests, on the topic of the request. The topic determines the
     tenant; ``tenant`` may only agree with it. ``thumb`` is up or down, ``score`` is from 0 to 1; there is at most one
     of them. ``correction`` is the text, or the label, that the output should have been. ``given_by`` is an opaque name:
     of two records of the same giver about a request the later counts. ``given_at_ms`` is set by the dispatcher."""

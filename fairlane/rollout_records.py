@@ -5,7 +5,7 @@ from fairlane.frozen import frozen_dataclass
 
 @frozen_dataclass(frozen=True, slots=True)
 class RolloutGuards:
-    """How much worse a candidate may be, and how often a verdict may be wrong. A tolerance of None turns its guard off.
+    """Tolerated harm of a candidate, and rates of wrong verdicts. A tolerance of None turns its guard off.
 
     Attributes:
         most_added_failures: part of the requests that may fail on the candidate beyond those of the control.
@@ -40,7 +40,7 @@ class RolloutGuards:
 
 @frozen_dataclass(frozen=True, slots=True)
 class GuardFinding:
-    """What one guard found.
+    """Finding of one guard.
 
     Harms of errors and quality are differences, those of latency and cost ratios less 1. Above 0 it is worse.
 

@@ -18,7 +18,7 @@ _TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Answers:
-    """What was answered, by arm and version; ``refused`` has the codes of what was not."""
+    """Counts of answers and of right answers, by arm and version; ``refused`` counts refusals by code."""
 
     requests: Counter[tuple[str, str]] = field(default_factory=Counter)
     right: Counter[tuple[str, str]] = field(default_factory=Counter)

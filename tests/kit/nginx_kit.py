@@ -8,9 +8,9 @@
 
 import json
 import os
+import select
 import socket
 import ssl
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -29,6 +29,8 @@ from deploy.local.supervisor import Instance
 from tests.kit.waiting import PATIENCE_S
 
 ANSWER = b"HTTP/1.1 "
+_RECORD_BYTES = 16_384
+"""Most of a record of TLS."""
 needs_nginx = pytest.mark.skipif(os.environ.get("SKIP_NGINX") == "1", reason="SKIP_NGINX=1: the edge is not tested")
 
 
@@ -118,21 +120,50 @@ def head(method: str, path: str, length: int = 0, more: str = "") -> bytes:
 
 
 def sent_at_once(peer: socket.socket, calls: bytes) -> tuple[list[bytes], float]:
-    """The answers to calls that are sent without waiting, and seconds until the last."""
+    """The answers to calls that are sent without waiting, and seconds until the last.
+
+    By one thread: OpenSSL does not allow two to use one connection at once.
+    """
     count, began = calls.count(b" HTTP/1.1\r\n"), monotonic()
-    sender = threading.Thread(target=peer.sendall, args=(calls,), name="sender", daemon=True)
-    sender.start()
+    left = memoryview(calls)
     came, begun, looked_at = bytearray(), 0, 0
-    while begun < count or not came.endswith(b"}"):
-        piece = peer.recv(65_536)
-        assert piece, "the connection was closed"
-        came += piece
-        while (found := came.find(ANSWER, looked_at)) >= 0:
-            begun, looked_at = begun + 1, found + 1
-        looked_at = max(looked_at, len(came) - len(ANSWER))
-    took_s = monotonic() - began
-    sender.join(PATIENCE_S)
-    return bytes(came).split(ANSWER)[1:], took_s
+    patience_s = peer.gettimeout()
+    peer.setblocking(False)
+    try:
+        while begun < count or not came.endswith(b"}"):
+            sent = _sent(peer, left)
+            left = left[sent:]
+            piece = _piece(peer)
+            assert piece != b"", "the connection was closed"
+            if piece is None:
+                if not sent:
+                    ready = select.select([peer], [peer] if left else [], [], PATIENCE_S)
+                    assert any(ready), "nothing came, and nothing could be sent"
+                continue
+            came += piece
+            while (found := came.find(ANSWER, looked_at)) >= 0:
+                begun, looked_at = begun + 1, found + 1
+            looked_at = max(looked_at, len(came) - len(ANSWER))
+    finally:
+        peer.settimeout(patience_s)
+    return bytes(came).split(ANSWER)[1:], monotonic() - began
+
+
+def _sent(peer: socket.socket, left: memoryview) -> int:
+    """How much of it the connection took."""
+    try:
+        # A TLS connection that could not take something must be offered the same again.
+        return peer.send(left[:_RECORD_BYTES]) if left else 0
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return 0
+
+
+def _piece(peer: socket.socket) -> bytes | None:
+    """What has come; None for nothing yet, empty at the end of the connection."""
+    try:
+        return peer.recv(65_536)
+    except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
+        return None
 
 
 def statuses_of(answers: list[bytes]) -> list[int]:

@@ -106,6 +106,7 @@ def test_a_job_holds_what_it_has_reserved_against_other_jobs_and_requests(bench:
     assert bench.found(first).tally.ok == 100
 
 
+@pytest.mark.full
 def test_a_job_whose_budget_ends_under_way_ends_with_what_was_paid_for(bench: BackfillBench) -> None:
     pipeline = bench.pipeline
     source, output = places(bench, "ends", 200)

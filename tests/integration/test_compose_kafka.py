@@ -23,6 +23,8 @@ from deploy.local.layout import PROJECT_ROOT
 from tests.contract.compose_file import PASSWORDS, services
 from tests.kit.compose_kafka import ComposeKafka, compose_kafka
 
+pytestmark = pytest.mark.full
+
 TIMEOUT_S = 15.0
 REGISTRY = "schema-registry"
 JOURNAL = "kafkasql-journal"

@@ -1,9 +1,10 @@
-"""``python -m deploy.demo_rollout``: a worse version is taken back by itself, and one as good is promoted."""
+"""``python -m deploy.demo_rollout``: a worse version is taken back by itself, and those as good are promoted."""
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Annotated, Any
@@ -12,8 +13,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from deploy.demo_rollout.traffic import Answers, ask_until
-from deploy.demo_rollout.versions import BAD, CHAMPION, GOOD, MODEL, make_versions
+from deploy.demo_rollout.traffic import Answers, Question, ask_until, images, prompts
+from deploy.demo_rollout.versions import BAD, BFLOAT16, CHAMPION, DIGITS, GOOD, INT8, LANGUAGE_MODEL, make_versions
 from deploy.local.layout import DEFAULT_DATA_DIR, StackError
 from deploy.local.services import GATEWAY, default_services, default_setup
 from deploy.local.stack import LocalStack, kafka_credentials
@@ -29,6 +30,7 @@ from fairlane_server.control.published_models import PublishedModels
 from fairlane_server.control.route_change import change_route
 from fairlane_server.models.changes import Author
 from fairlane_server.models.rollout_arms import CANDIDATE_ARM, CONTROL_ARM, RolloutStatus, is_active
+from fairlane_server.models.routes import version_key
 from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
 from fairlane_server.topics.families import KafkaRole
 
@@ -36,14 +38,27 @@ TENANT = "acme"
 _LONGEST_S = 90.0
 _ASKED_AFTER = 64
 # A small machine, a few hundred requests: what is tolerated is more than a deployment would.
-GUARDS = RolloutGuards(
+_RATED = RolloutGuards(
     most_added_failures=0.05,
     most_latency_ratio=4.0,
     most_cost_ratio=None,
     most_lost_quality=0.1,
     require_quality=True,
 )
+# Nobody says whether the texts are right.
+_UNRATED = replace(_RATED, most_lost_quality=None, require_quality=False)
 _NOT_NEEDED = (GATEWAY, "backfill-1", "ingest-1", "setup-prices")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A rollout of the demo before it begins. ``questions`` are asked meanwhile."""
+
+    model: str
+    champion: str
+    candidate: str
+    guards: RolloutGuards
+    questions: Iterator[Question]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +79,8 @@ def main(
     data_dir: Annotated[Path, typer.Option(help="Everything the stack writes is below it.")] = DEFAULT_DATA_DIR
     / "demo-rollout",
 ) -> None:
-    """Roll out a version of a classifier that is worse, then one that is as good, judged by what users say."""
+    """Roll out a version of a classifier that is worse, then one that is as good, judged by what users say; then a copy
+    of a language model with numbers of 8 bits."""
     console = Console(stderr=as_json)
     try:
         is_good = _run(console, data_dir, as_json=as_json)
@@ -102,22 +118,27 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
         models = PublishedModels(operator, default_codec(), failures.append)
         models.start()
         with Client(TENANT, settings=users(KafkaUser(KafkaRole.TENANT, TENANT).name)) as client:
-            worse = _roll_out(console, operator, models, client, BAD)
-            better = _roll_out(console, operator, models, client, GOOD)
-            after = ask_until(client, lambda answers: answers.total >= _ASKED_AFTER, lambda _answers: None)
+            drive = partial(_roll_out, console, operator, models, client)
+            pictures, texts = images(), prompts()
+            worse = drive(Trial(DIGITS, CHAMPION, BAD, _RATED, pictures))
+            better = drive(Trial(DIGITS, CHAMPION, GOOD, _RATED, pictures))
+            after = ask_until(client, pictures, lambda answers: answers.total >= _ASKED_AFTER, lambda _answers: None)
+            smaller = drive(Trial(LANGUAGE_MODEL, BFLOAT16, INT8, _UNRATED, texts))
         models.stop()
     if failures:
         raise StackError(f"the models could not be followed: {failures[0]}")
+    ends = worse, better, smaller
     findings = {
         "the worse version was taken back": worse.status == RolloutStatus.ROLLED_BACK,
         "the version as good was promoted": better.status == RolloutStatus.PROMOTED,
         "then it answers everything": {version for _, version in after.requests} == {GOOD},
-        "no request was refused": not (worse.answers.refused or better.answers.refused or after.refused),
+        "the copy of the language model with 8 bits was promoted": smaller.status == RolloutStatus.PROMOTED,
+        "no request was refused": not any(one.refused for one in (*(end.answers for end in ends), after)),
     }
     if as_json:
-        print(json.dumps({"rollouts": [_plain(one) for one in (worse, better)], "findings": findings}, indent=2))
+        print(json.dumps({"rollouts": [_plain(one) for one in ends], "findings": findings}, indent=2))
     else:
-        for end in (worse, better):
+        for end in ends:
             _show(console, end)
         for finding, is_met in findings.items():
             console.print(f"{'[green]yes[/green]' if is_met else '[red]NO[/red] '} {finding}")
@@ -125,23 +146,26 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
 
 
 def _roll_out(
-    console: Console, operator: KafkaSettings, models: PublishedModels, client: Client, version: str
+    console: Console, operator: KafkaSettings, models: PublishedModels, client: Client, trial: Trial
 ) -> RolloutEnd:
     """Start a rollout, and ask until it is over."""
-    plan = RolloutPlan(version, (50.0, 100.0), GUARDS, least_step_ms=0, sticky_by="request")
+    model, version = trial.model, trial.candidate
+    plan = RolloutPlan(version, (50.0, 100.0), trial.guards, least_step_ms=0, sticky_by="request")
     author = Author("demo", now_ms(), "a demonstration")
     started = monotonic()
-    made = change_route(operator, default_codec(), MODEL, lambda known: with_rollout(known, MODEL, plan, author))
-    console.print(f"Version {version} gets half of the requests, beside version {CHAMPION}.")
+    made = change_route(operator, default_codec(), model, lambda known: with_rollout(known, model, plan, author))
+    console.print(
+        f"{version_key(model, version)} gets half of the requests, beside {version_key(model, trial.champion)}."
+    )
 
     def is_over(_answers: Answers) -> bool:
-        route = models.catalog.routes[MODEL]
+        route = models.catalog.routes[model]
         is_decided = route.revision > made.revision and route.rollout is not None and not is_active(route.rollout)
         return is_decided or monotonic() - started > _LONGEST_S
 
     with console.status("asking") as status:
-        answers = ask_until(client, is_over, lambda found: status.update(f"{found.total} answers, each rated"))
-    route = models.catalog.routes[MODEL]
+        answers = ask_until(client, trial.questions, is_over, lambda found: status.update(f"{found.total} answers"))
+    route = models.catalog.routes[model]
     end = RolloutEnd(route, monotonic() - started, answers)
     console.print(f"After {answers.total} answers and {end.seconds:.0f} s: {end.status} ({route.reason}).")
     return end
@@ -151,9 +175,11 @@ def _show(console: Console, end: RolloutEnd) -> None:
     rollout = end.route.rollout
     if rollout is None:
         return
-    arms = Table("arm", "version", "answers", "right", title=f"Rollout of version {rollout.candidate}: {end.status}")
-    for arm in sorted(end.answers.requests):
-        arms.add_row(*arm, str(end.answers.requests[arm]), f"{end.answers.accuracy(arm):.1%}")
+    title = f"Rollout of {version_key(end.route.model, rollout.candidate)}: {end.status}"
+    arms = Table("arm", "version", "answers", "right", title=title)
+    for arm, answers in sorted(end.answers.requests.items()):
+        right = f"{end.answers.accuracy(arm):.1%}" if end.answers.right else "-"
+        arms.add_row(*arm, str(answers), right)
     console.print(arms)
     found = Table("guard", "verdict", "candidate", "control", "harm between", "tolerated")
     for one in rollout.findings:
@@ -170,6 +196,7 @@ def _number(value: float | None) -> str:
 
 def _plain(end: RolloutEnd) -> Mapping[str, Any]:
     return {
+        "model": end.route.model,
         "candidate": None if end.route.rollout is None else end.route.rollout.candidate,
         "status": end.status,
         "reason": end.route.reason,

@@ -4,16 +4,26 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from itertools import cycle
+from itertools import count, cycle
 
-from deploy.demo_rollout.versions import MODEL
+from deploy.demo_rollout.versions import DIGITS, LANGUAGE_MODEL
 from deploy.models.digits_data import load_split
 from fairlane import Client, Handle
+from fairlane.client.requests import RequestFields
 from fairlane.outcomes import Outcome, Task
 
 _IN_FLIGHT = 32
 _RATERS = 8
 _TIMEOUT_S = 60.0
+_ANSWER_TOKENS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """The fields of a request, and the label that is right; None if nobody knows."""
+
+    fields: RequestFields
+    label: str | None = None
 
 
 @dataclass(slots=True)
@@ -32,16 +42,22 @@ class Answers:
         return self.right[arm] / self.requests[arm]
 
 
-def ask_until(client: Client, is_over: Callable[[Answers], bool], progress: Callable[[Answers], None]) -> Answers:
-    """Ask, and rate every answer, until ``is_over``; then wait for what is in flight."""
-    answers, images = Answers(), _images()
-    waiting: deque[tuple[Handle, str]] = deque()
+def ask_until(
+    client: Client,
+    questions: Iterator[Question],
+    is_over: Callable[[Answers], bool],
+    progress: Callable[[Answers], None],
+) -> Answers:
+    """Ask until ``is_over``, and rate each answer of which is known whether it is right; then wait for what is in
+    flight."""
+    answers = Answers()
+    waiting: deque[tuple[Handle, str | None]] = deque()
     ratings: deque[Future[None]] = deque()
     with ThreadPoolExecutor(_RATERS) as raters:
         while waiting or not is_over(answers):
             while len(waiting) < _IN_FLIGHT and not is_over(answers):
-                image, label = next(images)
-                waiting.append((client.submit(model=MODEL, task=Task.CLASSIFY, image=image), label))
+                question = next(questions)
+                waiting.append((client.submit(**question.fields), question.label))
             if not waiting:
                 continue
             handle, label = waiting.popleft()
@@ -49,14 +65,15 @@ def ask_until(client: Client, is_over: Callable[[Answers], bool], progress: Call
             if reply.outcome != Outcome.OK:
                 answers.refused[reply.code or reply.outcome] += 1
                 continue
-            labels = (reply.output and reply.output.labels) or ()
-            is_right = bool(labels) and labels[0].label == label
             arm = reply.arm or "", reply.model_version or ""
             answers.requests[arm] += 1
-            answers.right[arm] += is_right
-            ratings.append(
-                raters.submit(client.feedback, reply.request_id, score=float(is_right), given_by="user:demo")
-            )
+            if label is not None:
+                labels = (reply.output and reply.output.labels) or ()
+                is_right = bool(labels) and labels[0].label == label
+                answers.right[arm] += is_right
+                ratings.append(
+                    raters.submit(client.feedback, reply.request_id, score=float(is_right), given_by="user:demo")
+                )
             while ratings and ratings[0].done():
                 ratings.popleft().result()
             progress(answers)
@@ -65,9 +82,15 @@ def ask_until(client: Client, is_over: Callable[[Answers], bool], progress: Call
     return answers
 
 
-def _images() -> Iterator[tuple[bytes, str]]:
-    """Images that no version has seen in its training, again and again, with their labels."""
+def images() -> Iterator[Question]:
+    """Images that no version has seen in its training, again and again."""
     split = load_split()
-    return cycle(
-        [(image.tobytes(), str(label)) for image, label in zip(split.test_images, split.test_labels, strict=True)]
-    )
+    for image, label in cycle(list(zip(split.test_images, split.test_labels, strict=True))):
+        yield Question({"model": DIGITS, "task": Task.CLASSIFY, "image": image.tobytes()}, str(label))
+
+
+def prompts() -> Iterator[Question]:
+    """Short texts to go on with, none twice."""
+    for number in count(1):
+        prompt = f"{number} plus {number % 7 + 1} equals"
+        yield Question({"model": LANGUAGE_MODEL, "task": Task.GENERATE, "prompt": prompt, "max_tokens": _ANSWER_TOKENS})

@@ -1,4 +1,5 @@
-"""Three versions of the digit classifier: the champion, one as good, and one that is worse on purpose."""
+"""The models of the demo: three versions of the digit classifier, one of them worse on purpose, and two copies of the
+language model, one in bfloat16 and one with weights of 8 bits."""
 
 import json
 from dataclasses import dataclass
@@ -11,15 +12,19 @@ from deploy.local.services import MODELS_FILE
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from deploy.models.train_digits import train
 
-MODEL = "digits"
+DIGITS = "digits"
 CHAMPION, GOOD, BAD = "1", "2", "3"
+LANGUAGE_MODEL = "smollm2-135m-instruct"
+BFLOAT16, INT8 = "bf16", "int8"
+
 _FOLDERS = {CHAMPION: "digits", GOOD: "digits-good", BAD: "digits-bad"}
+_NUMBERS = {BFLOAT16: {"dtype": "bfloat16"}, INT8: {"quantization": "int8"}}
 _GOOD_SEED, _BAD_EPOCHS = 21, 2
 
 
 @dataclass(frozen=True, slots=True)
 class Versions:
-    """Where they are, and the accuracy of each on images that none has seen in its training."""
+    """Where they are, and the accuracy of each classifier on images that none has seen in its training."""
 
     models_dir: Path
     models_file: Path
@@ -27,16 +32,22 @@ class Versions:
 
 
 def make_versions(folder: Path) -> Versions:
-    """Train what is not there yet, and write a models file of the three."""
+    """Train what is not there yet, and write a models file of all."""
     models_dir = folder / "models"
     models_dir.mkdir(parents=True, exist_ok=True)
-    champion = models_dir / _FOLDERS[CHAMPION]
-    if not champion.exists():
-        champion.symlink_to((DEFAULT_MODELS_DIR / _FOLDERS[CHAMPION]).resolve())
+    for prepared in (_FOLDERS[CHAMPION], LANGUAGE_MODEL):
+        if not (models_dir / prepared).exists():
+            (models_dir / prepared).symlink_to((DEFAULT_MODELS_DIR / prepared).resolve())
     _train(models_dir / _FOLDERS[GOOD], seed=_GOOD_SEED)
     _train(models_dir / _FOLDERS[BAD], seed=_GOOD_SEED, epochs=_BAD_EPOCHS, min_accuracy=0.0)
+    digits, language_model = _entry(DIGITS), _entry(LANGUAGE_MODEL)
+    del language_model["smaller_model"]
+    entries = [
+        *({**digits, **_aliases(version), "version": version, "path": path} for version, path in _FOLDERS.items()),
+        *({**language_model, **_aliases(version), "version": version, **how} for version, how in _NUMBERS.items()),
+    ]
     models_file = folder / "models.yaml"
-    models_file.write_text(yaml.safe_dump({"models": [_entry(version) for version in _FOLDERS]}), encoding="utf-8")
+    models_file.write_text(yaml.safe_dump({"models": entries}), encoding="utf-8")
     return Versions(models_dir, models_file, {one: _accuracy(models_dir / name) for one, name in _FOLDERS.items()})
 
 
@@ -51,8 +62,12 @@ def _train(folder: Path, **options: Any) -> None:
         train(folder, **options)
 
 
-def _entry(version: str) -> dict[str, Any]:
+def _aliases(version: str) -> dict[str, list[str]]:
+    return {"aliases": ["champion"]} if version in (CHAMPION, BFLOAT16) else {}
+
+
+def _entry(model: str) -> dict[str, Any]:
+    """The model's entry in the file of the deployment."""
     entries = yaml.safe_load(MODELS_FILE.read_text(encoding="utf-8"))["models"]
-    entry: dict[str, Any] = next(one for one in entries if one["model"] == MODEL)
-    aliases = {"aliases": ["champion"]} if version == CHAMPION else {}
-    return {**entry, "version": version, "path": _FOLDERS[version], **aliases}
+    entry: dict[str, Any] = next(one for one in entries if one["model"] == model)
+    return entry

@@ -32,7 +32,7 @@ PATIENCE_MS = 240_000
 START_S = 120.0
 LARGEST = 4_096
 MOST_GROWTH_BYTES = 600 << 20
-"""Of an engine's process: what decoding the largest picture takes (docs/models.md), and a half more."""
+"""Of an engine's process: what decoding the largest picture takes (docs/engines.md), and a half more."""
 
 
 class Colours(nn.Module):

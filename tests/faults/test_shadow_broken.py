@@ -1,4 +1,4 @@
-"""A broken candidate changes no primary: every request is answered once and as fast as before, and every copy ends once,
+"""A broken candidate changes no primary: every request is answered once and as fast as before. Every copy ends once,
 whatever is killed meanwhile."""
 
 import random
@@ -29,7 +29,7 @@ PATIENCE_S = 90.0
 TENANTS = ("a", "b")
 SOON = {
     "DISPATCHER_SESSION_TIMEOUT_MS": "3000",
-    "ENGINE_TIMEOUT_MS": "4000",
+    "ENGINE_HANG_TIMEOUT_S": "3",
     # A batch takes some time, as those of real models do.
     "SIMULATED_BATCH_MS": "20",
 }

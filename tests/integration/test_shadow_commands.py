@@ -1,4 +1,4 @@
-"""``fairlane shadow`` on a real broker and a real Postgres: what it publishes, and what it reports of recorded copies."""
+"""``fairlane shadow`` on a real broker and a real Postgres: what it publishes and reports."""
 
 import uuid
 from collections.abc import Iterator, Sequence

@@ -90,20 +90,26 @@ class EngineDriver:
         while True:
             with self.changed:
                 started = None
-                while not self._stopping and (started := self._start()) is None:
+                yielding: list[tuple[Host, int, tuple[int, ...]]] = []
+                while not (self._stopping or (started := self._start()) or (yielding := self._yielding())):
                     self.changed.wait(self._pause_s())
-            if started is None:
+                is_over = self._stopping and started is None
+                yielding = yielding or self._yielding()
+            if started is not None:
+                self._send(*started)
+            self._end_copies(yielding)
+            if is_over:
                 return
-            self._send(*started)
 
     def start_one(self) -> bool:
         """Start the run that is due now; False when none is."""
         with self.changed:
             started = self._start()
-        if started is None:
-            return False
-        self._send(*started)
-        return True
+            yielding = self._yielding()
+        if started is not None:
+            self._send(*started)
+        self._end_copies(yielding)
+        return started is not None
 
     def stop(self) -> None:
         with self.changed:
@@ -135,7 +141,11 @@ class EngineDriver:
     def loaded_versions(self) -> tuple[str, ...]:
         """The versions that can run now or are being started again, as requests name them."""
         with self.changed:
-            return tuple(version_key(*state.host.key) for state in self.engines if state.has_been_loaded)
+            return tuple(
+                version_key(*state.host.key)
+                for state in self.engines
+                if state.has_been_loaded and not state.is_unusable
+            )
 
     def idle_ms(self, now_ms: int) -> int:
         """Since the end of the last run; 0 while something runs. Under the lock."""
@@ -151,7 +161,8 @@ class EngineDriver:
         settlements: list[Settlement] = []
         for one in settled:
             dead = isinstance(one.outcome, Failure) and one.outcome.code == Code.POISON
-            if self.count_dead(one.work.item.tenant, dead=dead):
+            # A candidate that fails on every copy says nothing of this process.
+            if one.work.is_copy or self.count_dead(one.work.item.tenant, dead=dead):
                 settlements.append(self.settler.settle(one.work, one.outcome, one.run))
         if settlements:
             self.transactions.submit_many(settlements)
@@ -212,7 +223,7 @@ class EngineDriver:
                     texts += self._ended_stream(run, finished.index)
             self._measure_busy(state, now_ms)
             if step.finished:
-                if not run.open and not state.is_continuous:
+                if not run.open and not state.is_continuous and not run.is_copies:
                     # The next run is sent before the answers are encoded, and before the end of this one is reported.
                     self._last_run_at_ms, self._last_run_items = now_ms, len(run.work)
                 self.changed.notify_all()
@@ -266,8 +277,9 @@ class EngineDriver:
             verdict = after_death(lost, end, alone=alone)
             settled = []
             if runs:
-                self.meter.finished(1.0, failed=True)
-                self._last_run_at_ms = now_ms
+                if not all(run.is_copies for run in runs):
+                    self.meter.finished(1.0, failed=True)
+                    self._last_run_at_ms = now_ms
                 started_at_ms = min(run.started_at_ms for run in runs)
                 settled = self._apply(verdict, EngineRun(state.name, len(lost), started_at_ms, now_ms))
             self._measure_busy(state, now_ms)
@@ -286,11 +298,11 @@ class EngineDriver:
         self._tell(settled)
 
     def engine_failed(self, host: Host, reason: str) -> None:
-        """The end of the consumer, unless it is a new version beside one that serves."""
+        """The end of the consumer, unless it is a new version beside one that serves, or ran copies alone."""
         log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
         with self.changed:
             state = self.engines.by_key[host.key]
-            if not state.has_been_loaded and self.engines.has_other_version(host.key):
+            if (state.only_copies or not state.has_been_loaded) and self.engines.has_other_version(host.key):
                 state.is_unusable = True
                 return
         self.on_fatal(EngineFailedError(reason))
@@ -311,9 +323,23 @@ class EngineDriver:
         state = self.engines.by_key[picked.model_key]
         self.engines.about_to_start(picked.model_key)
         run = self.engines.runs.start(picked.model_key, picked.work, now_ms, alone=picked.alone)
+        state.has_run_copies |= run.is_copies
+        state.has_run_requests |= not run.is_copies
         state.started(now_ms, self.timeouts, self.meter.predicted_s(len(picked.work), picked.cost_tokens))
         self._measure_busy(state, now_ms)
         return run, state
+
+    def _yielding(self) -> list[tuple[Host, int, tuple[int, ...]]]:
+        """Copies that are to end at their next step: host, run and items. Under the lock."""
+        yielding = self.engines.copies_in_the_way(self.waiting.requests)
+        for run in yielding:
+            run.is_yielding = True
+        return [(self.engines.by_key[run.model_key].host, run.run_id, tuple(sorted(run.open))) for run in yielding]
+
+    @staticmethod
+    def _end_copies(yielding: Sequence[tuple[Host, int, tuple[int, ...]]]) -> None:
+        for host, run_id, indexes in yielding:
+            host.cancel(run_id, indexes)
 
     def _send(self, run: ActiveRun, state: EngineState) -> None:
         state.host.run(run.run_id, engine_items(run.work), state.life)
@@ -339,9 +365,10 @@ class EngineDriver:
         return outstanding > _MAX_UNCOMMITTED_BATCHES * self.waiting.batcher.limits.max_items
 
     def _is_idle(self, now_ms: int) -> bool:
-        """Whether waiting for a larger batch is useless: the engine was idle, or its last run was a single item."""
+        """Whether waiting for a larger batch is useless: the engine was idle, or its last run was a single item. Runs
+        of copies do not count."""
         rested = now_ms - self._last_run_at_ms > self.waiting.batcher.limits.timeout_ms
-        return rested or (self._last_run_items <= 1 and len(self.waiting) <= 1)
+        return rested or (self._last_run_items <= 1 and self.waiting.requests <= 1)
 
     def _streamed(self, run: ActiveRun, index: int, delta: str, now_ms: int) -> list[StreamedText]:
         work, model = run.work[index], run.model_key[0]
@@ -380,7 +407,12 @@ class EngineDriver:
     ) -> list[Settled]:
         work = run.work[index]
         engine_run = _run_of(state, run, now_ms)
-        if state.is_continuous and isinstance(outcome, Success):
+        if run.is_yielding and isinstance(outcome, CancelledItem) and not self.is_cancelled(work):
+            # What moved on is left to its new owner.
+            if self.is_current(work.claim):
+                self.waiting.add(work)
+            return []
+        if state.is_continuous and isinstance(outcome, Success) and not work.is_copy:
             self._busy.served(work.item, outcome.usage)
         if work.item.guardrails is not None and self.guardrails.takes((run.run_id, index), work, outcome, engine_run):
             return []
@@ -397,31 +429,35 @@ class EngineDriver:
         if not verdict.again:
             return settled
         # What moved on or was cancelled while it ran does not run again.
-        self.waiting.retries.take(lambda work: not self.is_current(work.claim))
-        unwanted = self.waiting.retries.take(self.is_cancelled)
+        self.waiting.take_again(lambda work: not self.is_current(work.claim))
+        unwanted = self.waiting.take_again(self.is_cancelled)
         return [*settled, *(Settled(work, CancelledItem(TokenUsage()), run) for work in unwanted)]
 
     def _measure(
         self, run: ActiveRun, state: EngineState, ended: RunEnded, problem: Problem | None, now_ms: int
     ) -> None:
         key, items, tokens = run.model_key, len(run.work), run.all_cost_tokens
-        limits = self.waiting.batcher.limits_of(key)
+        batcher = self.waiting.batcher_of(copies=run.is_copies)
+        limits = batcher.limits_of(key)
         fill = max(items / limits.max_items, tokens / limits.max_tokens)
-        self.meter.finished(fill, failed=run.all_failed(problem is not None))
-        self._last_run_at_ms, self._last_run_items = now_ms, items
+        if not run.is_copies:
+            # What a candidate does with copies says nothing of how fast, or how well, requests are served here.
+            self.meter.finished(fill, failed=run.all_failed(problem is not None))
+            self._last_run_at_ms, self._last_run_items = now_ms, items
         if not state.is_continuous:
-            self.meter.ran(run.measured(ended.seconds))
+            if not run.is_copies:
+                self.meter.ran(run.measured(ended.seconds))
             if problem is None:
                 # An engine that counts nothing is taken to pad.
                 padding = ended.computed_tokens - ended.useful_tokens if ended.computed_tokens else None
                 # The way to the engine and back is part of what a batch costs: meanwhile the engine does nothing else.
                 way_s = (now_ms - run.started_at_ms) / 1_000 - ended.seconds
                 took_s = ended.seconds + min(max(way_s, 0.0), _LONGEST_WAY_S)
-                self.waiting.batcher.ran(key, items, tokens, took_s, padding_tokens=padding)
+                batcher.ran(key, items, tokens, took_s, padding_tokens=padding)
         if problem is not None and problem.out_of_memory:
             metrics.OUT_OF_MEMORY.labels(model=key[0]).inc()
             if items > 1:
-                self.waiting.batcher.out_of_memory(key, items, tokens)
+                batcher.out_of_memory(key, items, tokens)
         self._measure_busy(state, now_ms)
         _count_run(run, fill, ended)
 
@@ -435,7 +471,8 @@ class EngineDriver:
         items = sum(len(run.open) for run in self.engines.runs.of(state.host.key))
         metrics.RUNNING_ITEMS.labels(model=state.host.key[0]).set(items)
         if state.is_continuous:
-            run = self._busy.changed(now_ms, items)
+            requests = sum(len(run.open) for run in self.engines.runs.of(state.host.key) if not run.is_copies)
+            run = self._busy.changed(now_ms, requests)
             if run is not None:
                 self.meter.ran(run)
 

@@ -24,7 +24,7 @@ from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.client import redis_client
 from fairlane_server.rollouts.controller import RolloutController
-from producers.admin import audit, dead_letters, identities, models, observation, rollouts, tenants
+from producers.admin import audit, dead_letters, identities, models, observation, rollouts, shadows, tenants
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -109,6 +109,7 @@ class AdminApi:
             dead_letters.router(deps, self._office, self._letter_calls),
             models.router(deps, routes, self._history_calls),
             rollouts.router(deps, routes, self._history_calls, self._rollouts),
+            shadows.router(deps, routes, self._history_calls),
             observation.router(deps, self._observer, self._load_calls),
             audit.router(deps),
         ):

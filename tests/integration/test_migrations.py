@@ -24,7 +24,7 @@ TENANT_TABLES = (
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased", "barred_tenants"),
-    *("feedback", "label_items", "labels"),
+    *("feedback", "label_items", "labels", "evaluation_results"),
 )
 REVISIONS = (
     "0001",
@@ -57,6 +57,7 @@ REVISIONS = (
     "0028",
     "0029",
     "0030",
+    "0031",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -15,7 +15,7 @@ _REQUEST_ID = re.compile(r"[0-9a-fA-F]{8}(-?[0-9a-fA-F]{4}){3}-?[0-9a-fA-F]{12}"
 _TOPIC_PREFIX = re.compile(r"[a-z0-9.-]{0,40}")
 _FIRST_PARTS = (
     *("requests", "backfill", "replies", "returned", "chunks", "dead-letter"),
-    *("priority", "control", "ledger", "gateway", "jobs"),
+    *("priority", "control", "ledger", "gateway", "jobs", "evaluation"),
 )
 
 
@@ -68,6 +68,10 @@ LEDGER_AUDIT = topic_name("ledger.audit")
 LEDGER_FEEDBACK = topic_name("ledger.feedback")
 GATEWAY_REPLIES = topic_name("gateway.replies")
 JOBS_REPLIES = topic_name("jobs.replies")
+EVALUATION_WORK = topic_name("evaluation.work")
+EVALUATION_REPLIES = topic_name("evaluation.replies")
+EVALUATION_TENANT = "_evaluation"
+"""Tenant of copies that run for evaluation, in the ledgers and metrics. It cannot be the name of a tenant."""
 SHARED_REPLIES = frozenset({GATEWAY_REPLIES, JOBS_REPLIES})
 """Reply topics shared by all tenants: of the gateway and of offline jobs."""
 
@@ -76,7 +80,7 @@ RECORDED_TOPICS = tuple(
     "^" + TOPIC_PREFIX.replace(".", r"\.") + pattern
     for pattern in (
         r"replies\..*",
-        r"(gateway|jobs)\.replies$",
+        r"(gateway|jobs|evaluation)\.replies$",
         r"ledger\.(usage|audit|feedback)$",
         r"control\.(tenants|models)$",
     )
@@ -176,8 +180,8 @@ def tenant_of_request_topic(topic: str) -> str:
 
 
 def is_read_by_dispatchers(topic: str) -> bool:
-    """Whether this is a tenant's request or backfill topic, or a pool's requeue topic."""
-    return any(
+    """Whether this is a tenant's request or backfill topic, a pool's requeue topic, or that of evaluation."""
+    return topic == EVALUATION_WORK or any(
         topic.startswith(prefix) and is_name(topic.removeprefix(prefix)) for prefix in (_REQUESTS, _BACKFILL, _RETURNED)
     )
 

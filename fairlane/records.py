@@ -7,6 +7,7 @@ and priorities are strings: an older reader must be able to read a symbol that w
 
 from dataclasses import field
 
+from fairlane.evaluation_records import EvaluationMark, Shadow
 from fairlane.frozen import frozen_dataclass
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailVerdict
 from fairlane.money import nanos_text
@@ -193,7 +194,7 @@ class WorkItem:
     conversation, oldest first. ``cache_answer`` asks for the answer to be cached for equal requests. ``budget`` is a
     soft budget that is reached. ``guardrails`` is the tenant's policy at admission; None means that nothing is checked.
     ``arm`` is the arm of the model's route, or the alias, that the version was chosen by, or ``version`` if the request
-    named it itself; None from older dispatchers.
+    named it itself; None from older dispatchers. ``evaluation`` marks a copy that runs for evaluation alone.
     """
 
     request: InferenceRequest
@@ -222,6 +223,7 @@ class WorkItem:
     guardrails: GuardrailPolicy | None = None
     arm: str | None = None
     unserved: int = 0
+    evaluation: EvaluationMark | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -331,8 +333,8 @@ class InferenceReply:
     when none ran, and from older consumers. With ``cache_use`` the output, its usage and its passages are those of an
     earlier answer. ``turn`` is set when the reply continues a conversation. ``cost`` is None where no price is known; a
     copy (``replayed``) repeats it, and costs nothing more. ``budget`` is the soft budget that was reached, or the hard
-    one that the request was refused for. ``guardrails`` has one entry for each check made, in order. ``arm`` is that of
-    its work.
+    one that the request was refused for. ``guardrails`` has one entry for each check made, in order. ``arm`` and
+    ``evaluation`` are those of its work.
     """
 
     request_id: str
@@ -365,6 +367,7 @@ class InferenceReply:
     budget: BudgetNotice | None = None
     guardrails: tuple[GuardrailVerdict, ...] = ()
     arm: str | None = None
+    evaluation: EvaluationMark | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -688,6 +691,7 @@ class ModelRoute:
 
     ``aliases`` maps each alias to a version, and ``previous`` those that were moved to the one before. ``stopped``
     versions get nothing: waiting requests of theirs are routed again. ``revision`` counts the changes of the route.
+    ``shadow`` copies a sample of the requests to a candidate, which answers nobody.
     """
 
     model: str
@@ -701,6 +705,7 @@ class ModelRoute:
     reason: str = ""
     managed_by: str = "file"
     rollout: Rollout | None = None
+    shadow: Shadow | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)

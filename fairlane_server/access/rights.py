@@ -180,6 +180,10 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
                 yield Resource.TRANSACTIONAL_ID, one, True, Operation.WRITE
         case KafkaRole.RECORDER:
             yield Resource.GROUP, names.recorder_group(prefix), False, Operation.READ
+        case KafkaRole.ADMIN:
+            # It carries out the replays of the log.
+            yield Resource.GROUP, names.log_replay_group(prefix, ""), True, Operation.READ
+            yield Resource.TRANSACTIONAL_ID, names.log_replay_transactional_id(prefix, ""), True, Operation.WRITE
         case KafkaRole.VIEWER:
             yield from _lags(prefix)
 

@@ -48,6 +48,16 @@ class PairedComparison:
     is_exact: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RatioOfMeans:
+    """A candidate's mean of some positive value, divided by the baseline's on the same examples, and its interval."""
+
+    pairs: int
+    ratio: float
+    low: float
+    high: float
+
+
 def mean_score(scores: Sequence[float | None], *, level: float = LEVEL, seed: int = 0) -> MeanScore:
     """The mean with Wilson's interval (1927) if all scores are 0 or 1, and else a bootstrap percentile interval (Efron
     1979). None is an example without a score."""
@@ -93,6 +103,27 @@ def compare(
     is_exact = _is_binary(values)
     p_value = mcnemar_p_value(better, worse) if is_exact else _bootstrap_p_value(means)
     return PairedComparison(len(pairs), better, worse, float(differences.mean()), low, high, p_value, is_exact)
+
+
+def ratio_of_means(
+    baseline: Sequence[float], candidate: Sequence[float], *, level: float = LEVEL, seed: int = 0
+) -> RatioOfMeans | None:
+    """The candidate's mean by the baseline's, of values from 0 of the same examples, with a paired bootstrap interval.
+    None if the baseline's mean is 0. Raises ValueError if the lengths differ, or are 0."""
+    old, new = np.asarray(baseline, np.float64), np.asarray(candidate, np.float64)
+    if len(old) != len(new) or not len(old):
+        raise ValueError(f"candidate: {len(new)} values beside {len(old)} of the baseline")
+    if not old.any():
+        return None
+    random, count = np.random.default_rng(seed), len(old)
+    ratios = np.empty(RESAMPLES)
+    for number in range(RESAMPLES):
+        chosen = random.integers(count, size=count)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios[number] = new[chosen].mean() / old[chosen].mean()
+    # A resample of zeros of the baseline alone says nothing.
+    low, high = _percentiles(ratios[np.isfinite(ratios)], level)
+    return RatioOfMeans(count, float(new.mean() / old.mean()), low, high)
 
 
 def mcnemar_p_value(better: int, worse: int) -> float:

@@ -71,7 +71,6 @@ def copy_of(item: WorkItem, mark: EvaluationMark, model_version: str, now_ms: in
         reply_to=None,
         metadata={},
         group=None,
-        replay_of=None,
         cache=None,
         requested_by=None,
     )

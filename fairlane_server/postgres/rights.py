@@ -89,6 +89,11 @@ _KEY = (
     "key_id, tenant, name, role, scopes, grants, subject, rotated_from, "
     "created_at, expires_at, revoked_at, last_used_at"
 )
+_COPY = (
+    "run, tenant, request_id, arm, kind, ended, outcome, code, model, model_version, task, prompt_tokens, "
+    "completion_tokens, engine_ms, cost_nanos, currency, copied_at_ms, finished_at_ms, replies_seen"
+)
+_PAIRS = "evaluation_pairs(text, text, text, text, integer)"
 _EVENT = "tenant, event, key_id, subject, author, details, outcome, of_event"
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms, reserved_nanos"
 # For the roles that fill collections.
@@ -129,8 +134,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
             # What answered is added; what an erasure of its conversation covers is deleted.
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
-            # Items are made of results, and go with the consent of their tenant.
+            # Items are made of results, and go with the consent of their tenant, as results of copies do.
             "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
+            "evaluation_results": "SELECT (run, tenant, request_id, arm, log_topic, log_partition, log_offset, "
+            "replies_seen), INSERT, UPDATE (replies_seen), DELETE",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -146,7 +153,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
-                *("feedback", "label_items"),
+                *("feedback", "label_items", "evaluation_results"),
             }
         ),
     ),
@@ -223,6 +230,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "model_routes": "SELECT",
             # Ratings of all tenants, by what answered; no text.
             "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
+            # How copies ended; outputs of tenants that allow evaluation come from a function, to be compared.
+            "evaluation_results": f"SELECT ({_COPY})",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
             "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
@@ -239,13 +248,14 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "delete_collection(text)",
             "index_collection(text, bigint)",
             "document_id_of(bigint, text)",
+            _PAIRS,
             *_ERASING,
         ),
         sequences=_NUMBERS,
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
-                *("admin_events", "feedback"),
+                *("admin_events", "feedback", "evaluation_results"),
             }
         ),
     ),
@@ -264,10 +274,14 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "cost_nanos, currency, cache_use, replies_seen)",
             "audit_logs": "SELECT (request_id, tenant, source_topic, occurred_at_ms, inputs)",
             "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
+            "evaluation_results": f"SELECT ({_COPY})",
         },
-        functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
+        functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)", _PAIRS),
         all_tenants=frozenset(
-            {"api_keys", "users", "barred_tenants", "admin_events", "results", "audit_logs", "feedback"}
+            {
+                *("api_keys", "users", "barred_tenants", "admin_events"),
+                *("results", "audit_logs", "feedback", "evaluation_results"),
+            }
         ),
     ),
 }

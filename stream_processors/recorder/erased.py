@@ -10,9 +10,12 @@ from operator import itemgetter
 from typing import Any
 
 from stream_processors.recorder.projection import Projection
-from stream_processors.recorder.tables import FEEDBACK, RESULTS, TURNS, Table
+from stream_processors.recorder.tables import EVALUATION_RESULTS, FEEDBACK, RESULTS, TURNS, Table
 
 CONVERSATION, REQUEST = "conversation", "request"
+
+OF_REQUESTS = (RESULTS, FEEDBACK, EVALUATION_RESULTS)
+"""Tables with what may be erased with its request."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -27,7 +30,7 @@ class Subject:
 def subjects(projection: Projection) -> list[Subject]:
     """All that the rows with texts are about, each once."""
     found = {Subject(tenant, CONVERSATION, name) for (tenant, _), name in projection.conversations.items()}
-    for table in (RESULTS, FEEDBACK):
+    for table in OF_REQUESTS:
         found |= {Subject(tenant, REQUEST, request_id) for tenant, request_id in requests_of(projection, table)}
     found |= {Subject(tenant, REQUEST, first_id) for (tenant, _), first_id in projection.replays.items()}
     return sorted(found)
@@ -51,7 +54,7 @@ def erased_with_conversation(projection: Projection, erased: Mapping[Subject, in
 
 
 def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
-    """Take out the results, turns and feedback of what was erased. Returns how many.
+    """Take out the results, turns, feedback and copies of what was erased. Returns how many.
 
     Args:
         projection: rows of a batch.
@@ -61,7 +64,7 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
     if not erased:
         return 0
     dropped = 0
-    for table in (RESULTS, TURNS, FEEDBACK):
+    for table in (*OF_REQUESTS, TURNS):
         if (layers := projection.layers.get(table.name)) is None:
             continue
         place_of, kept = _place_of(table), []
@@ -74,11 +77,14 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
 
 
 def _place_of(table: Table) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Tenant, request, and the times of submission and reply of a row; of feedback, twice the time when it was given:
-    of a conversation, it is known by its request alone."""
+    """Tenant, request, and the times of submission and reply of a row; of feedback and copies, twice the only time: of
+    a conversation, they are known by their request alone."""
     columns = list(table.columns)
-    times = ("given_at_ms", "given_at_ms") if table is FEEDBACK else ("submitted_at_ms", "replied_at_ms")
+    times = _ONLY_TIMES.get(table.name, ("submitted_at_ms", "replied_at_ms"))
     return itemgetter(*map(columns.index, ("tenant", "request_id", *times)))
+
+
+_ONLY_TIMES = {FEEDBACK.name: ("given_at_ms",) * 2, EVALUATION_RESULTS.name: ("finished_at_ms",) * 2}
 
 
 def _is_erased(

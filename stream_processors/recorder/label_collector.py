@@ -1,6 +1,7 @@
 """The thread that fills the labelling queue: outputs with bad feedback, and those that a guardrail found something in.
 
-Only of tenants that allow evaluation; when a tenant does not any more, its items go. What a request was asked with is
+Only of tenants that allow evaluation; when a tenant does not any more, its items go, and the results of copies of its
+requests. What a request was asked with is
 read from the log, which Postgres does not have.
 """
 
@@ -46,6 +47,9 @@ _WITHDRAWN = """
 DELETE FROM label_items WHERE NOT EXISTS (
     SELECT FROM tenants WHERE tenants.tenant = label_items.tenant AND tenants.evaluation = %s
 )
+"""
+_WITHDRAWN_COPIES = """
+DELETE FROM evaluation_results WHERE tenant IN (SELECT tenant FROM tenants WHERE evaluation <> %s)
 """
 _OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
@@ -172,6 +176,7 @@ class LabelCollector(Watch):
         """Some of what is to be queued, and whether there was no more."""
         with self._kept.transaction(ALL_TENANTS) as connection:
             connection.execute(_WITHDRAWN, (EvaluationConsent.ALLOWED.value,))
+            connection.execute(_WITHDRAWN_COPIES, (EvaluationConsent.ALLOWED.value,))
             queued = {tenant: int(count) for tenant, count in connection.execute(_OPEN)}
             asked = {
                 "allowed": EvaluationConsent.ALLOWED.value,

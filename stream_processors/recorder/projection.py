@@ -10,6 +10,7 @@ from fairlane.frozen import frozen_dataclass
 from fairlane.names import (
     CONTROL_MODELS,
     CONTROL_TENANTS,
+    EVALUATION_REPLIES,
     LEDGER_AUDIT,
     LEDGER_FEEDBACK,
     LEDGER_USAGE,
@@ -30,9 +31,11 @@ from fairlane.records import (
     UsageEvent,
 )
 from fairlane_server.conversations.turns import turn_tokens
+from fairlane_server.evaluation.copies import end_of
 from fairlane_server.text import without_nul
 from stream_processors.recorder.tables import (
     AUDIT_LOGS,
+    EVALUATION_RESULTS,
     FEEDBACK,
     MODEL_ROUTES,
     MODEL_VERSIONS,
@@ -113,7 +116,7 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
                 events.setdefault(table.name, []).append(row)
         except DecodeError as error:
             projection.skipped.append(Skipped(record.topic, record.partition, record.offset, error.problem))
-    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, MODEL_ROUTES):
+    for table in (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, EVALUATION_RESULTS, MODEL_ROUTES):
         if rows := events.get(table.name):
             projection.layers[table.name] = _layers(table, rows)
     for name, rows_by_key in latest.items():
@@ -150,6 +153,8 @@ def _event(record: LogRecord, codec: Codec, projection: Projection) -> tuple[tup
         result = RESULTS, _result(reply, record)
         turn = _turn(reply, record)
         return (result,) if turn is None else (result, (TURNS, turn))
+    if record.topic == EVALUATION_REPLIES:
+        return ((EVALUATION_RESULTS, _evaluated(codec.decode_as(InferenceReply, record.value), record, projection)),)
     if record.topic == LEDGER_USAGE:
         return ((USAGE, _usage(codec.decode_as(UsageEvent, record.value), record)),)
     if record.topic == LEDGER_AUDIT:
@@ -183,6 +188,30 @@ def _result(reply: InferenceReply, record: LogRecord) -> Row:
     for name in ("retrieval_use", "cache_use", "history_use", "budget"):
         values[name] = None if values[name] is None else json_text(asdict(values[name]))
     return _row(RESULTS, values)
+
+
+def _evaluated(reply: InferenceReply, record: LogRecord, projection: Projection) -> Row:
+    mark, times = reply.evaluation, reply.timings
+    if mark is None:
+        raise DecodeError(DecodeProblem.INVALID_BODY, "InferenceReply.evaluation: missing")
+    if reply.replay_of is not None:
+        projection.replays[storable(mark.tenant), storable(mark.request_id)] = storable(reply.replay_of)
+    has_run = times.engine_started_at_ms is not None and times.engine_finished_at_ms is not None
+    values = {
+        **_fields(reply),
+        **_fields(mark),
+        **_fields(reply.usage),
+        **_place("source", reply.source or _UNKNOWN_SOURCE),
+        **_cost(reply.cost),
+        **_place("log", record),
+        "ended": end_of(reply),
+        "output": None if reply.output is None else json_text(_output(reply.output)),
+        "engine_ms": (times.engine_finished_at_ms or 0) - (times.engine_started_at_ms or 0) if has_run else None,
+        "copied_at_ms": times.submitted_at_ms,
+        "finished_at_ms": record.timestamp_ms,
+        "replies_seen": 1,
+    }
+    return _row(EVALUATION_RESULTS, values)
 
 
 def _turn(reply: InferenceReply, record: LogRecord) -> Row | None:

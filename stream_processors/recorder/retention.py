@@ -19,6 +19,7 @@ from stream_processors.recorder.tables import (
     DAILY_SUMS,
     ERASED,
     ERASURES,
+    EVALUATION_RESULTS,
     FEEDBACK,
     HOURLY_SUMS,
     LABEL_ITEMS,
@@ -65,6 +66,8 @@ def rules_of(settings: Settings) -> tuple[Rule, ...]:
         Rule(AUDIT_LOGS, "occurred_at_ms", settings.audit_ttl_s),
         Rule(FEEDBACK, "given_at_ms", settings.feedback_ttl_s),
         Rule(LABEL_ITEMS, "queued_at_ms", settings.labels_ttl_s),
+        # As long as the originals that they are compared with.
+        Rule(EVALUATION_RESULTS, "finished_at_ms", settings.results_ttl_s),
         *(Rule(table, "day", daily_s) for table in DAILY_SUMS),
         Rule(ERASURES, "requested_at_ms", settings.audit_ttl_s),
         # A tombstone names the end of its own time.

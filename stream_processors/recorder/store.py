@@ -8,7 +8,15 @@ from typing import Any
 import psycopg
 
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
-from stream_processors.recorder.erased import Subject, drop_erased, erased_with_conversation, requests_of, subjects
+from stream_processors.recorder.erased import (
+    OF_REQUESTS,
+    REQUEST,
+    Subject,
+    drop_erased,
+    erased_with_conversation,
+    requests_of,
+    subjects,
+)
 from stream_processors.recorder.feedback_watch import add_what_answered
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
@@ -70,6 +78,11 @@ ON CONFLICT (tenant, kind, digest) DO NOTHING
 _DROP_FEEDBACK = b"""
 DELETE FROM feedback USING unnest(%s::text[], %s::text[], %s::text[]) AS gone (tenant, request_id, conversation)
 WHERE feedback.tenant = gone.tenant AND feedback.request_id = gone.request_id
+"""
+_DROP_COPIES = b"""
+DELETE FROM evaluation_results
+USING unnest(%s::text[], %s::text[], %s::text[]) AS gone (tenant, request_id, conversation)
+WHERE evaluation_results.tenant = gone.tenant AND evaluation_results.request_id = gone.request_id
 """
 _NAME = """
 UPDATE source_offsets AS stored SET topic_id = named.topic_id
@@ -150,7 +163,7 @@ class RecorderStore:
             _move(connection, moves)
             if projection.layers or projection.withdrawn:
                 act_for(connection, ALL_TENANTS)
-                if projection.layers.keys() & {RESULTS.name, FEEDBACK.name}:
+                if projection.layers.keys() & {table.name for table in OF_REQUESTS}:
                     _leave_out_erased(connection, projection)
             for table in ALL_TABLES:
                 for rows in projection.layers.get(table.name, ()):
@@ -198,6 +211,8 @@ def _leave_out_erased(connection: psycopg.Connection, projection: Projection) ->
     if requests := erased_with_conversation(projection, erased):
         connection.execute(_TOMBSTONES, _columns(requests, 3))
         connection.execute(_DROP_FEEDBACK, _columns(requests, 3))
+        connection.execute(_DROP_COPIES, _columns(requests, 3))
+        erased |= {Subject(tenant, REQUEST, request_id): 0 for tenant, request_id, _ in requests}
     drop_erased(projection, erased)
 
 

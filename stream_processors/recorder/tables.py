@@ -242,6 +242,37 @@ FEEDBACK = Table(
 )
 """What answered is added when both the feedback and the result are there, whichever comes first."""
 
+EVALUATION_RESULTS = Table(
+    "evaluation_results",
+    "evaluation result",
+    {
+        **dict.fromkeys(("run", "tenant", "request_id", "arm", "kind"), "text"),
+        **_SOURCE,
+        **dict.fromkeys(("ended", "outcome", "code", "message", "model", "model_version", "task"), "text"),
+        "output": "jsonb",
+        "finish_reason": "text",
+        **_columns_of(TokenUsage),
+        "engine_ms": "bigint",
+        "batch_size": "bigint",
+        **_COST,
+        "copied_at_ms": "bigint",
+        "finished_at_ms": "bigint",
+        **_LOG,
+        "replies_seen": "integer",
+    },
+    key=("run", "tenant", "request_id", "arm"),
+    on_conflict=(
+        "UPDATE SET replies_seen = stored.replies_seen + 1 "
+        "WHERE (stored.log_topic, stored.log_partition, stored.log_offset) "
+        "<> (excluded.log_topic, excluded.log_partition, excluded.log_offset) "
+        "AND (stored.source_topic, stored.source_partition, stored.source_offset) "
+        "= (excluded.source_topic, excluded.source_partition, excluded.source_offset)"
+    ),
+    seen="replies_seen",
+)
+"""Of copies that ran for evaluation, by the tenant and the id of the original. Of an id that was accepted twice, while
+duplicates were not noticed, the first stays."""
+
 
 def _latest(name: str, kind: str, columns: Mapping[str, str]) -> Table:
     """A table that mirrors a compacted topic: the newest record of a key, the first column, replaces the one before."""
@@ -282,4 +313,4 @@ LABEL_ITEMS = Table(
     "NOTHING",
 )
 """Which the recorder fills from other tables."""
-ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, TENANTS, MODEL_VERSIONS, MODEL_ROUTES)
+ALL_TABLES = (RESULTS, TURNS, USAGE, AUDIT_LOGS, FEEDBACK, EVALUATION_RESULTS, TENANTS, MODEL_VERSIONS, MODEL_ROUTES)

@@ -1,5 +1,7 @@
 """What was erased is not projected again, and what came after is."""
 
+from fairlane.evaluation_records import EvaluationMark
+from fairlane.names import EVALUATION_REPLIES, EVALUATION_TENANT
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
 from stream_processors.recorder.erased import (
@@ -12,7 +14,7 @@ from stream_processors.recorder.erased import (
 )
 from stream_processors.recorder.projection import LogRecord, Projection, project
 from stream_processors.recorder.store import ERASURE_LOCK
-from stream_processors.recorder.tables import RESULTS, TURNS
+from stream_processors.recorder.tables import EVALUATION_RESULTS, RESULTS, TURNS
 
 
 def reply(
@@ -108,6 +110,26 @@ def test_what_was_under_way_when_its_conversation_was_erased_is_known_by_its_id(
     }
     assert erased_with_conversation(projection, erased) == [("acme", "r-1", "orders")]
     assert erased_with_conversation(projection, {}) == []
+
+
+def test_copies_are_left_out_with_their_originals() -> None:
+    def copy(request_id: str, tenant: str = "acme", replay_of: str | None = None) -> InferenceReply:
+        mark = EvaluationMark("shadow", "run-1", "candidate", tenant, request_id)
+        return InferenceReply(f"copy-{request_id}", EVALUATION_TENANT, "ok", evaluation=mark, replay_of=replay_of)
+
+    copies = (copy("r-1"), copy("r-2"), copy("r-9", replay_of="r-1"), copy("r-1", "globex"))
+    codec = default_codec()
+    records = [
+        LogRecord(EVALUATION_REPLIES, 0, offset, 5_000, None, codec.encode(one)) for offset, one in enumerate(copies)
+    ]
+    projection = project(records, codec)
+    erased = Subject("acme", REQUEST, "r-1")
+    assert erased in subjects(projection)
+    assert drop_erased(projection, {erased: 1}) == 2
+    columns = list(EVALUATION_RESULTS.columns)
+    places = columns.index("tenant"), columns.index("request_id")
+    kept = [tuple(row[at] for at in places) for layer in projection.layers["evaluation_results"] for row in layer]
+    assert sorted(kept) == [("acme", "r-2"), ("globex", "r-1")]
 
 
 def test_without_a_time_of_submission_that_of_the_reply_counts() -> None:

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from fairlane.evaluation_records import EvaluationMark
 from fairlane.guardrail_records import GuardrailPolicy, GuardrailRule, GuardrailVerdict
-from fairlane.names import GATEWAY_REPLIES, JOBS_REPLIES
+from fairlane.names import EVALUATION_REPLIES, EVALUATION_TENANT, GATEWAY_REPLIES, JOBS_REPLIES
 from fairlane.records import (
     AuditEvent,
     Budget,
@@ -38,6 +39,7 @@ from stream_processors.recorder.projection import MAX_TEXT_CHARACTERS, LogRecord
 from stream_processors.recorder.tables import (
     ALL_TABLES,
     AUDIT_LOGS,
+    EVALUATION_RESULTS,
     MODEL_ROUTES,
     MODEL_VERSIONS,
     RESULTS,
@@ -120,6 +122,56 @@ def test_a_reply_becomes_a_result_with_both_of_its_places() -> None:
     assert (result["prompt_tokens"], result["completion_tokens"], result["cached_tokens"]) == (1, 2, 3)
     assert (result["submitted_at_ms"], result["engine_finished_at_ms"]) == (10, 60)
     assert (result["replies_seen"], result["replays_seen"]) == (1, 0)
+
+
+def test_a_reply_to_a_copy_is_stored_beside_the_results_under_its_original() -> None:
+    copy = InferenceReply(
+        *("copy-1", EVALUATION_TENANT, "ok"),
+        model="words",
+        model_version="2",
+        task="generate",
+        output=Output(text="b"),
+        usage=TokenUsage(1, 2, 3),
+        timings=Timings(10, 20, 30, 40, 50, 65),
+        cost=Cost(7, "XTS"),
+        source=SOURCE,
+        evaluation=EvaluationMark("shadow", "run-1", "candidate", "acme", "id-1"),
+    )
+    projection = projected(record(EVALUATION_REPLIES, copy, offset=5), record("replies.acme", REPLY))
+    (stored,) = projection.layers[EVALUATION_RESULTS.name]
+    assert len(stored) == 1
+    result = row(projection, EVALUATION_RESULTS)
+    assert [result[name] for name in EVALUATION_RESULTS.key] == ["run-1", "acme", "id-1", "candidate"]
+    assert (result["source_topic"], result["source_offset"]) == (SOURCE.topic, SOURCE.offset)
+    assert (result["kind"], result["ended"], result["model_version"]) == ("shadow", "completed", "2")
+    assert json.loads(result["output"]) == {"text": "b"}
+    assert (result["engine_ms"], result["copied_at_ms"], result["finished_at_ms"]) == (15, 10, 1_234)
+    assert (result["completion_tokens"], result["cost_nanos"], result["log_offset"]) == (2, 7, 5)
+    assert projection.count(RESULTS) == 1, "that of the original"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "ended"),
+    [
+        ("ok", None, "completed"),
+        ("failed", "poison", "failed"),
+        ("rejected", "unknown_model", "failed"),
+        ("expired", None, "dropped"),
+        ("cancelled", None, "dropped"),
+        ("rejected", "forbidden", "dropped"),
+    ],
+)
+def test_a_copy_ends_in_one_of_three_ways(outcome: str, code: str | None, ended: str) -> None:
+    mark = EvaluationMark("replay", "run-1", "champion", "acme", "id-1")
+    copy = InferenceReply("copy-1", EVALUATION_TENANT, outcome, code=code, source=SOURCE, evaluation=mark)
+    result = row(projected(record(EVALUATION_REPLIES, copy)), EVALUATION_RESULTS)
+    assert (result["ended"], result["engine_ms"]) == (ended, None)
+
+
+def test_a_reply_without_a_mark_among_those_of_copies_is_skipped() -> None:
+    projection = projected(record(EVALUATION_REPLIES, REPLY, offset=3))
+    assert [(one.offset, one.problem) for one in projection.skipped] == [(3, "invalid_body")]
+    assert not projection.layers
 
 
 def test_a_replay_names_what_it_replays_and_log_probabilities_are_kept() -> None:

@@ -72,6 +72,7 @@ def test_every_table_that_grows_has_a_rule_and_its_column_is_a_time_in_milliseco
         "audit_logs": 90,
         "feedback": 90,
         "label_items": 90,
+        "evaluation_results": 1,
         "usage_daily": 3 * 365,
         "usage_daily_callers": 3 * 365,
         "erasures": 90,

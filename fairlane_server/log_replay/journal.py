@@ -1,4 +1,4 @@
-"""What the runner of replays reads and writes in Postgres: open replays, decisions about requests, results, progress."""
+"""Postgres for the runner of replays: open replays, decisions about requests, results of copies, and progress."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,9 +13,12 @@ from fairlane_server.conversations.conversations import stored_name
 from fairlane_server.evaluation.copies import CopyEnd, EvaluationArm
 from fairlane_server.log_replay.plan import LogReplayState
 from fairlane_server.log_replay.progress import ReplayRange
+from fairlane_server.log_replay.report import PairPlace, ReplayLabels, read_labels
 from fairlane_server.log_replay.selection import CopyDecision
 from fairlane_server.log_replay.store import LogReplay, ReplayProgress, open_replays, plain_json
+from fairlane_server.log_replay.verdict import ReplayReport
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
+from fairlane_server.postgres.evaluation_results import ArmPair, read_pairs
 from fairlane_server.store_error import StoreError
 
 APPLICATION_NAME = "fairlane-log-replay-runner"
@@ -69,7 +72,7 @@ WHERE replay = %s AND state = 'planned'
 """
 _NOTE = "UPDATE log_replays SET progress = %s, trouble = %s WHERE replay = %s AND state IN ('planned', 'running')"
 _END = """
-UPDATE log_replays SET state = %s, trouble = %s, ended_at_ms = %s
+UPDATE log_replays SET state = %s, trouble = %s, ended_at_ms = %s, report = %s
 WHERE replay = %s AND state IN ('planned', 'running')
 """
 _RESULTS = """
@@ -153,10 +156,23 @@ class ReplayJournal(Closing):
         with self._transaction() as connection:
             connection.execute(_NOTE, (plain_json(asdict(progress)), trouble, replay.replay))
 
-    def end(self, replay: LogReplay, state: LogReplayState, why: str | None, now_ms: int) -> None:
+    def end(
+        self, replay: LogReplay, state: LogReplayState, why: str | None, report: ReplayReport | None, now_ms: int
+    ) -> None:
         """End a replay, unless a person has paused or cancelled it."""
+        stored = None if report is None else plain_json(asdict(report))
         with self._transaction() as connection:
-            connection.execute(_END, (state, why, now_ms, replay.replay))
+            connection.execute(_END, (state, why, now_ms, stored, replay.replay))
+
+    def pairs(self, replay: LogReplay, behind: PairPlace, most: int) -> Sequence[ArmPair]:
+        """Some results of copies with their originals, behind the one of this tenant, request and arm."""
+        with self._transaction() as connection:
+            return list(read_pairs(connection, replay.replay, most, behind))
+
+    def labels(self, replay: LogReplay) -> ReplayLabels:
+        """The right labels of the replayed requests, where they are known."""
+        with self._transaction() as connection:
+            return read_labels(connection, replay.replay)
 
     def decide(self, replay: LogReplay, works: Sequence[ReplayedWork]) -> list[CopyDecision]:
         """What becomes of each of these, in their order. A request is bound to the dispatch that is copied: the same

@@ -58,7 +58,7 @@ class ReplayCounts:
 class ReplayPoint(CommitPoint):
     """How far a partition is copied: everything below ``offset``, with the counts of it."""
 
-    counts: ReplayCounts = ReplayCounts()  # noqa: RUF009 - frozen
+    counts: ReplayCounts = ReplayCounts()
 
     @property
     def metadata(self) -> str:

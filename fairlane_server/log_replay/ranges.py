@@ -90,8 +90,8 @@ class WorkRanges(Closing):
         return not self._open
 
     def find(self, topics: Iterable[str], from_ms: int, until_ms: int) -> list[ReplayRange]:
-        """The offsets of these topics with the broker's times from ``from_ms`` until before ``until_ms``, as far as they
-        can be read now; those that hold something. A topic that does not exist holds nothing."""
+        """The offsets of these topics with the broker's times from ``from_ms`` until before ``until_ms``, as far as
+        they can be read now; those that hold something. A topic that does not exist holds nothing."""
         try:
             known = self._consumer.list_topics(timeout=_CALL_TIMEOUT_S).topics
             places = [
@@ -148,9 +148,7 @@ class WorkRanges(Closing):
 
     def _ended_by_loss(self) -> list[LoggedWork]:
         """Ends of the partitions whose whole rest is gone."""
-        ended = [
-            place for place in self._open if self._position[place] + self._lost.get(place, 0) >= self._ends[place]
-        ]
+        ended = [place for place in self._open if self._position[place] + self._lost.get(place, 0) >= self._ends[place]]
         return [one for place in ended for one in self._at_end(place)]
 
     def _taken(self, message: Message) -> list[LoggedWork]:

@@ -1,8 +1,8 @@
 """The thread that carries out replays of the log.
 
 It keeps nothing: plans and states are in Postgres, and how far each replay is, with its counts, in the offsets that are
-committed with its copies. So it may be ended at any time. Of several processes one leads; two that both believe so fence
-each other in Kafka, and copy nothing twice.
+committed with its copies. So it may be ended at any time. Of several processes one leads; two that both believe so
+fence each other in Kafka, and copy nothing twice.
 """
 
 import threading
@@ -27,8 +27,10 @@ from fairlane_server.log_replay.pace import OutstandingCopies, RecentRate
 from fairlane_server.log_replay.plan import ARMS, LogReplayState
 from fairlane_server.log_replay.progress import expected_requests, remaining_s
 from fairlane_server.log_replay.ranges import topics_of
+from fairlane_server.log_replay.report import ReportBuilder
 from fairlane_server.log_replay.selection import room
 from fairlane_server.log_replay.store import LogReplay, ReplayProgress
+from fairlane_server.log_replay.verdict import ReplayReport
 from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.postgres.connection import DsnError, reason
 from fairlane_server.postgres.leadership import Leadership
@@ -45,6 +47,7 @@ _MOST_BUSY = 0.1
 """Part of the time that counting results may keep Postgres busy."""
 _LONGEST_PAUSE_S = 30.0
 _FORGET_EVERY_S = 60.0
+_PAIRS_PER_STEP = 400
 _HANG_LIMIT_S = 120.0
 _STOP_TIMEOUT_S = 20.0
 _TROUBLES = (ClusterError, RegistryError, StoreError, FeedUnavailableError)
@@ -62,6 +65,8 @@ class _Active:
     count_at_s: float = 0.0
     copied_at_s: float = 0.0
     """When it copied last."""
+    builder: ReportBuilder | None = None
+    """Once all results are there."""
 
 
 @dataclass(slots=True)
@@ -151,7 +156,9 @@ class LogReplayRunner:
         for gone in self._troubled.keys() - open_ones - {""}:
             del self._troubled[gone]
         metrics.LOG_REPLAYS_OPEN.set(len(replays))
-        return any([self._stepped(one, catalog) for one in replays if not self._stopping.is_set()])
+        # Every one has its step, whatever the others have.
+        steps = [self._stepped(one, catalog) for one in replays if not self._stopping.is_set()]
+        return any(steps)
 
     def _stepped(self, replay: LogReplay, catalog: ModelCatalog) -> bool:
         """One step of a replay; one that cannot go on keeps no other from it. Returns whether it may go on at once."""
@@ -201,11 +208,18 @@ class LogReplayRunner:
             # The count may be from before the last copies.
             self._count(active)
             outstanding = active.copies.of(active.copier.counts.copied)
-        if outstanding == 0:
-            return self._end(active.replay, LogReplayState.FINISHED, None)
-        if active.copied_at_s and monotonic() - active.copied_at_s > _RESULTS_TIMEOUT_S:
-            return self._end(active.replay, LogReplayState.FINISHED, f"{outstanding} copies have no result")
-        return False
+        why = None
+        if outstanding > 0:
+            if monotonic() - active.copied_at_s < _RESULTS_TIMEOUT_S:
+                return False
+            why = f"{outstanding} copies have no result"
+        if active.builder is None:
+            active.builder = ReportBuilder(self._journal.labels(active.replay))
+        pairs = self._journal.pairs(active.replay, active.builder.place, _PAIRS_PER_STEP)
+        active.builder.add(pairs)
+        if len(pairs) == _PAIRS_PER_STEP:
+            return True
+        return self._end(active.replay, LogReplayState.FINISHED, why, active.builder.report())
 
     def _begun(self, replay: LogReplay, catalog: ModelCatalog) -> _Active:
         copier = ReplayCopier(self._settings, self._codec, replay, self._journal, self._watchdog)
@@ -252,13 +266,16 @@ class LogReplayRunner:
             at_ms=self._wall_clock(),
         )
 
-    def _end(self, replay: LogReplay, state: LogReplayState, why: str | None) -> bool:
+    def _end(
+        self, replay: LogReplay, state: LogReplayState, why: str | None, report: ReplayReport | None = None
+    ) -> bool:
         active = self._active.get(replay.replay)
         if active is not None:
             self._journal.note(replay, self._progress(active), None)
-        self._journal.end(replay, state, why, self._wall_clock())
+        self._journal.end(replay, state, why, report, self._wall_clock())
         self._close(replay.replay)
-        log.info("log_replay_ended", replay=replay.replay, state=state, reason=why)
+        verdict = None if report is None else report.verdict
+        log.info("log_replay_ended", replay=replay.replay, state=state, reason=why, verdict=verdict)
         return False
 
     def _forget_old(self) -> None:

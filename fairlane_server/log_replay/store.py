@@ -28,7 +28,8 @@ APPLICATION_NAME = "fairlane-log-replays"
 CALL_TIMEOUT_S = 20.0
 
 _COLUMNS = """replay, name, model, candidate, against, tenants, from_ms, until_ms, sample, most_requests,
-    most_outstanding, ranges, state, trouble, created_by, reason, created_at_ms, started_at_ms, ended_at_ms, progress"""
+    most_outstanding, ranges, state, trouble, created_by, reason, created_at_ms, started_at_ms, ended_at_ms, progress,
+    report"""
 _CREATE = """
 INSERT INTO log_replays (replay, name, model, candidate, against, tenants, from_ms, until_ms, sample, most_requests,
     most_outstanding, created_by, reason, created_at_ms)
@@ -96,7 +97,8 @@ class ReplayProgress:
 
 @dataclass(frozen=True, slots=True)
 class LogReplay:
-    """A replay. ``ranges`` is None before it is begun; ``trouble`` says why it makes no progress, or why it failed."""
+    """A replay. ``ranges`` is None before it is begun; ``trouble`` says why it makes no progress, or why it failed.
+    ``report`` is a ``ReplayReport`` in plain values, None before it is finished."""
 
     replay: str
     name: str | None
@@ -118,6 +120,7 @@ class LogReplay:
     started_at_ms: int | None
     ended_at_ms: int | None
     progress: ReplayProgress
+    report: Mapping[str, Any] | None
 
 
 class LogReplays(Closing):

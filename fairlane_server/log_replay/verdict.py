@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from fairlane.outcomes import Outcome, Task
+from fairlane.outcomes import Code, Outcome, Task
 from fairlane_server.evaluation.copies import CopyEnd
 from fairlane_server.evaluation.pairs import Answer, agreement
 from fairlane_server.rollouts.bounds import HarmBounds
@@ -77,13 +77,19 @@ _DECIDING = tuple(one for one in ReplayMeasure if one is not ReplayMeasure.ENGIN
 _WORST_FIRST = (ReplayVerdict.WORSE, ReplayVerdict.DIFFERENT, ReplayVerdict.UNDECIDED, ReplayVerdict.SAME)
 
 
+_NOT_RUN = frozenset(
+    {Code.UNKNOWN_MODEL, Code.OVERLOADED, Code.DEADLINE_UNMEETABLE, Code.DRAINING, Code.FORBIDDEN, Code.QUOTA_EXCEEDED}
+)
+"""Codes of copies that no engine ran: they say nothing of the version."""
+
+
 @dataclass(frozen=True, slots=True)
 class ReplayedAnswers:
-    """One request: its earlier answer, and the two new ones with how their copies ended. ``expected`` is the right
-    label, where it is known."""
+    """One request: its earlier answer, None if that is not recorded any more, and the two new ones with how their
+    copies ended. ``expected`` is the right label, where it is known."""
 
     task: str
-    original: Answer
+    original: Answer | None
     candidate: Answer
     candidate_end: str
     champion: Answer
@@ -173,11 +179,11 @@ class ReplayTally:
 
     def add(self, one: ReplayedAnswers) -> None:
         """Add a request. One of which a copy did not run is counted, and not compared."""
-        if CopyEnd.DROPPED in (one.candidate_end, one.champion_end):
+        answers = one.candidate, one.champion
+        if CopyEnd.DROPPED in (one.candidate_end, one.champion_end) or any(it.code in _NOT_RUN for it in answers):
             self.dropped += 1
             return
         self.pairs += 1
-        answers = one.candidate, one.champion
         failed = [float(answer.outcome != Outcome.OK) for answer in answers]
         self._add(ReplayMeasure.ERRORS, failed[0], failed[1])
         if any(failed):
@@ -193,8 +199,8 @@ class ReplayTally:
             self._add(ReplayMeasure.QUALITY, wrong[0], wrong[1])
 
     def _add_agreements(self, one: ReplayedAnswers) -> None:
-        earlier = one.original.output
-        if one.original.outcome != Outcome.OK or earlier is None:
+        earlier = None if one.original is None else one.original.output
+        if one.original is None or one.original.outcome != Outcome.OK or earlier is None:
             return
         found = [
             None if answer.output is None else agreement(self.task, earlier, answer.output)

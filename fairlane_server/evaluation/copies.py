@@ -51,7 +51,7 @@ _ENDS: Mapping[str, CopyEnd] = {
 def copy_id(run: str, arm: str, tenant: str, request_id: str) -> str:
     """The request id of a copy: the same whenever the same request is copied in the same run for the same arm."""
     digest = blake2b("\0".join((run, arm, tenant, request_id)).encode(), digest_size=16).digest()
-    return str(UUID(bytes=digest, version=8))
+    return str(UUID(bytes=digest))
 
 
 def copy_of(item: WorkItem, mark: EvaluationMark, model_version: str, now_ms: int, max_age_ms: int) -> WorkItem:

@@ -192,7 +192,7 @@ def _lags(prefix: str) -> Iterator[_Right]:
     """Of the lag of every service. Not of all that begins with GROUP_PREFIX: so may another pipeline's TOPIC_PREFIX."""
     for one in (names.dispatcher_group(prefix), names.gateway_group(prefix), names.recorder_group(prefix)):
         yield Resource.GROUP, one, False, Operation.DESCRIBE
-    for one in (names.pool_group(prefix, ""), names.job_group(prefix, "")):
+    for one in (names.pool_group(prefix, ""), names.job_group(prefix, ""), names.log_replay_group(prefix, "")):
         yield Resource.GROUP, one, True, Operation.DESCRIBE
 
 

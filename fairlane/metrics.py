@@ -148,6 +148,11 @@ TRANSACTION_RECORDS = Histogram(
 )
 TRANSACTIONS_ABORTED = Counter("fairlane_transactions_aborted_total", "Transactions aborted and retried", ["reason"])
 NOTES_DROPPED = Counter("fairlane_notes_dropped_total", "Audit events of admissions that their topic did not accept")
+OPTIONAL_RECORDS_LEFT_OUT = Counter(
+    "fairlane_optional_records_left_out_total",
+    "Copies for evaluation that their topic did not accept; the work that they are copies of was committed",
+    ["topic"],
+)
 PARTITIONS_PAUSED = Gauge(
     "fairlane_partitions_paused", "Partitions paused because too many of their records are unfinished"
 )
@@ -193,6 +198,18 @@ SATISFACTION_RATIO = Gauge(
 )
 RATED_REQUESTS = Gauge(
     "fairlane_rated_requests", "Requests that were rated in the last 24 hours", ["model", "version", "arm"]
+)
+SHADOW_SAMPLED = Counter(
+    "fairlane_shadow_sampled_total",
+    "Requests sampled by a shadow: copied, or the reason why no copy was made",
+    ["model", "result"],
+)
+COPIES_WAITING = Gauge("fairlane_evaluation_copies_waiting", "Copies that wait for an idle pool", ["pool"])
+COPIES_UNREADABLE = Counter(
+    "fairlane_evaluation_copies_unreadable_total", "Copies that no dispatcher can read", ["problem"]
+)
+COPIES_ENDED = Counter(
+    "fairlane_evaluation_copies_total", "Copies for evaluation by how they ended, as recorded", ["kind", "arm", "ended"]
 )
 LABELS_QUEUED = Counter("fairlane_labels_queued_total", "Outputs queued for labelling", ["origin"])
 UNREADABLE_RECORDS = Counter(

@@ -1,6 +1,6 @@
 """Input of the transaction loop: source records and the output records that follow from them."""
 
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from fairlane import cloud_events
 from fairlane.frozen import frozen_dataclass
@@ -13,13 +13,15 @@ __all__ = ["OutputRecord", "Settlement"]
 
 @frozen_dataclass(frozen=True, slots=True)
 class OutputRecord:
-    """A record to write in a transaction. Without ``partition``, its key decides."""
+    """A record to write in a transaction. Without ``partition``, its key decides. One that ``is_optional`` is left out
+    if its topic refuses it, so that what it is committed with does not wait."""
 
     topic: str
     key: bytes | None
     value: bytes
     headers: Sequence[tuple[str, bytes]] = ()
     partition: int | None = None
+    is_optional: bool = False
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -32,6 +34,11 @@ class Settlement:
     @property
     def size_bytes(self) -> int:
         return sum(len(record.value) for record in self.outputs)
+
+    def without_optional(self, topics: Container[str]) -> "Settlement":
+        """Without its optional records for these topics; the same object if it has none."""
+        kept = tuple(record for record in self.outputs if not (record.is_optional and record.topic in topics))
+        return self if len(kept) == len(self.outputs) else Settlement(self.claim, kept)
 
     def goes_to(self, topic: str) -> bool:
         return any(record.topic == topic for record in self.outputs)

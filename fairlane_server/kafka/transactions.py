@@ -9,7 +9,7 @@ fencing (KIP-447) makes the broker refuse commits of a replaced member.
 import contextlib
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -37,6 +37,8 @@ _INIT_TIMEOUT_S = 30.0
 _REFUSALS_BEFORE_HALVING = 3
 _REFUSALS_BEFORE_BLOCKING = 3
 _RECHECK_S = 1.0
+_OPTIONAL_REST_S = 60.0
+"""How long optional records for a topic that refused some are left out before they are tried again."""
 _MAX_NEW_TOPICS = 32
 """Topics per transaction that must be looked up first: each costs a round trip."""
 
@@ -72,7 +74,7 @@ class TransactionLoop:
 
     Records that a topic refuses wait in a retry queue (``blocked_topics``) and are tried again in transactions of their
     own; nothing for other topics waits behind them. Settlements of one topic keep their order, except those refused one
-    by one.
+    by one. An optional record that its topic refuses is left out, and what it was to be committed with goes on at once.
 
     ``on_fatal`` is called once, on one of the loop's threads, when nothing can be committed any more.
     """
@@ -104,6 +106,8 @@ class TransactionLoop:
     _taken: int = 0
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _transaction: threading.Lock = field(default_factory=threading.Lock)
+    _left_out_until: dict[str, float] = field(default_factory=dict)
+    """By topic that refused optional records."""
     _thread: threading.Thread | None = None
     _watchdog: Watchdog = field(init=False)
     _transactional: deque[TransactionalProducer] = field(init=False)
@@ -300,7 +304,7 @@ class TransactionLoop:
         new_topics: set[str] = set()
         size_bytes = 0
         while self._pending and len(settlements) < self._size_limit:
-            settlement = self._blocked.divert(self._pending[0], now)
+            settlement = self._blocked.divert(self._without_refused(self._pending[0], now), now)
             if settlement is not None:
                 size_bytes += settlement.size_bytes
                 new_topics.update(
@@ -312,6 +316,28 @@ class TransactionLoop:
                 settlements.append(settlement)
             self._pending.popleft()
         return settlements
+
+    def _without_refused(self, settlement: Settlement, now: float) -> Settlement:
+        """The settlement without its optional records for topics that refused such a while ago."""
+        if not self._left_out_until:
+            return settlement
+        self._left_out_until = {topic: until for topic, until in self._left_out_until.items() if now < until}
+        return _without_optional(settlement, self._left_out_until)
+
+    def _leave_out(self, batch: TransactionBatch, refusal: RefusedTransactionError) -> bool:
+        """Put the batch back without its optional records for the refusing topics. False if it has none."""
+        kept = [_without_optional(one, refusal.topics) for one in batch.settlements]
+        if all(one is before for one, before in zip(kept, batch.settlements, strict=True)):
+            return False
+        until = monotonic() + _OPTIONAL_REST_S
+        self._left_out_until |= {topic: until for topic, one in refusal.topics.items() if one.whole_topic}
+        with self._wake:
+            if batch.probed:
+                self._return_probe(TransactionBatch(kept, batch.notes, batch.probed))
+                return True
+            self._notes.extendleft(reversed(batch.notes))
+        self._put_back(kept, (), front=True)
+        return True
 
     def _drop_stale_blocked(self, now: float) -> None:
         """Drop blocked settlements of partitions that moved on: they are void."""
@@ -375,6 +401,8 @@ class TransactionLoop:
         log.warning(
             "transaction_aborted", reason=refusal.reason, topic=", ".join(refusal.topics), records=len(settlements)
         )
+        if refusal.topics and self._leave_out(batch, refusal):
+            return failures
         with self._wake:
             to_blame = bool(refusal.topics) and (bool(batch.probed) or self._is_to_blame(batch, refusal, failures))
         if to_blame:
@@ -487,3 +515,11 @@ class TransactionLoop:
         with self._wake:
             waiting = len(self._pending)
             self._wake.wait_for(lambda: self._stopping or self._failed or len(self._pending) > waiting, _RECHECK_S)
+
+
+def _without_optional(settlement: Settlement, topics: Container[str]) -> Settlement:
+    kept = settlement.without_optional(topics)
+    for record in settlement.outputs if kept is not settlement else ():
+        if record.is_optional and record.topic in topics:
+            metrics.OPTIONAL_RECORDS_LEFT_OUT.labels(topic=record.topic).inc()
+    return kept

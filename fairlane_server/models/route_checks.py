@@ -2,7 +2,9 @@
 
 from collections.abc import Collection, Iterator
 from itertools import pairwise
+from math import inf
 
+from fairlane.evaluation_records import Shadow
 from fairlane.names import MODEL_PATTERN, is_model_name
 from fairlane.outcomes import Task
 from fairlane.records import ModelRoute, RouteArm, RouteRule
@@ -15,6 +17,10 @@ MOST_ARMS = 16
 """Of one rule."""
 MOST_CONDITION_VALUES = 1_000
 MOST_STEPS = 16
+MOST_CONCURRENT_COPIES = 1_000
+LEAST_COPY_AGE_MS = 1_000
+MOST_COPY_AGE_MS = 3_600_000
+"""Far below the retention of ``evaluation.work``: every copy must end."""
 
 _MISNAMED = "{!r} is no name: it must match " + ALIAS_PATTERN.pattern.replace("{", "{{").replace("}", "}}")
 _PERCENT_SLACK = 1e-6
@@ -43,6 +49,8 @@ def _problems(key: str, route: ModelRoute, versions: Collection[str] | None) -> 
     for rule in route.rules:
         for problem in _problems_of_rule(rule, route, versions):
             yield f"rules.{rule.rule}: {problem}"
+    if route.shadow is not None:
+        yield from (f"shadow: {problem}" for problem in _problems_of_shadow(route.shadow, versions))
     if route.rollout is not None:
         yield from (f"rollout: {problem}" for problem in _problems_of_rollout(route.rollout, route, versions))
 
@@ -130,6 +138,27 @@ def _problems_of_steps(rollout: Rollout) -> Iterator[str]:
         yield f"step: there is no step {rollout.step} before the last one"
     if rollout.least_step_ms < 0:
         yield f"least_step_ms: {rollout.least_step_ms} is less than 0"
+
+
+def _problems_of_shadow(shadow: Shadow, versions: Collection[str] | None) -> Iterator[str]:
+    if not 0 < shadow.percent <= 100:
+        yield f"percent: {shadow.percent:g} is not above 0 and at most 100"
+    if not 1 <= shadow.max_concurrent <= MOST_CONCURRENT_COPIES:
+        yield f"max_concurrent: {shadow.max_concurrent} is not from 1 to {MOST_CONCURRENT_COPIES}"
+    if not 0 < shadow.max_share <= 1:
+        yield f"max_share: {shadow.max_share:g} is not above 0 and at most 1"
+    if shadow.max_tokens_per_s is not None and not 0 < shadow.max_tokens_per_s < inf:
+        yield f"max_tokens_per_s: {shadow.max_tokens_per_s:g} is not above 0"
+    if not LEAST_COPY_AGE_MS <= shadow.max_age_ms <= MOST_COPY_AGE_MS:
+        yield f"max_age_ms: {shadow.max_age_ms} is not from {LEAST_COPY_AGE_MS} to {MOST_COPY_AGE_MS}"
+    if shadow.sticky_by not in tuple(StickyBy):
+        yield f"sticky_by: {shadow.sticky_by!r} is none of {', '.join(StickyBy)}"
+    if shadow.from_ms is not None and shadow.until_ms is not None and shadow.from_ms >= shadow.until_ms:
+        yield "until_ms: not after from_ms"
+    # A promotion or a rollback is not to wait for the end of a shadow: one of the champion, or of a stopped version,
+    # copies nothing.
+    if shadow.stopped_at_ms is None:
+        yield from (f"candidate: {problem}" for problem in _unknown(shadow.candidate, versions))
 
 
 def _is_arm_name(name: str) -> bool:

@@ -62,13 +62,13 @@ def arm_for(rule: RouteRule, request: InferenceRequest, tenant: str) -> RouteArm
     Weighted rendezvous hashing (Schindelhauer and Schomaker 2005): with changed percentages, a key moves only to an arm
     that got a larger part, whatever the order of the arms.
     """
-    sticky = _sticky_key(rule, request)
+    sticky = sticky_key(rule.sticky_by, request)
     return max(rule.arms, key=lambda arm: _score(arm, f"{rule.rule}\0{arm.arm}\0{tenant}\0{sticky}"))
 
 
 def sticky_digest(rule: RouteRule, request: InferenceRequest, tenant: str) -> str:
     """The same for all requests that a rule keeps on one arm, and says nothing of them: 16 hexadecimal digits."""
-    return blake2b(f"{rule.rule}\0{tenant}\0{_sticky_key(rule, request)}".encode(), digest_size=8).hexdigest()
+    return blake2b(f"{rule.rule}\0{tenant}\0{sticky_key(rule.sticky_by, request)}".encode(), digest_size=8).hexdigest()
 
 
 def share_of(key: str) -> float:
@@ -76,10 +76,11 @@ def share_of(key: str) -> float:
     return (int.from_bytes(blake2b(key.encode(), digest_size=8).digest()) >> 11) / _DRAWS
 
 
-def _sticky_key(rule: RouteRule, request: InferenceRequest) -> str:
-    if rule.sticky_by == StickyBy.CONVERSATION and request.conversation_id is not None:
+def sticky_key(sticky_by: str, request: InferenceRequest) -> str:
+    """What a request shares with all others that are to be treated alike."""
+    if sticky_by == StickyBy.CONVERSATION and request.conversation_id is not None:
         return f"conversation:{request.conversation_id}"
-    if rule.sticky_by == StickyBy.CALLER and request.requested_by is not None:
+    if sticky_by == StickyBy.CALLER and request.requested_by is not None:
         return request.requested_by
     return f"request:{request.request_id}"
 

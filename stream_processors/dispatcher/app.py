@@ -282,7 +282,7 @@ class DispatcherApp:
             return False
         while not self._stopping.is_set():
             topics = await self._topics.existing(self._topics.wanted(*self._look_at_feeds()))
-            if any(not names.is_returned(topic) for topic in topics):
+            if any(not names.is_returned(topic) and topic != names.EVALUATION_WORK for topic in topics):
                 return await self._join(topics)
             self._readiness.set("assignment", "no tenant has a request topic yet")
             await self._pause()

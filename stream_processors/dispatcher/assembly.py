@@ -27,6 +27,7 @@ from stream_processors.dispatcher.enrichment.concurrency_limiter import FairConc
 from stream_processors.dispatcher.enrichment.history import HistoryReader
 from stream_processors.dispatcher.enrichment.retriever import Retriever
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
+from stream_processors.dispatcher.evaluation.stage import EvaluationStage
 from stream_processors.dispatcher.feedback.scheduler_updates import SchedulerUpdates
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
@@ -97,6 +98,8 @@ def assemble(
     limiter = FairConcurrencyLimiter(most, per_tenant=(most + 1) // 2)
     budget_s = settings.retrieval_budget_ms / 1_000
     enrichment = EnrichmentStage(retriever, histories, limiter, budget_s, scheduler.in_flight, deliverable)
+    admission = AdmissionStage(ownership, classifier, registry, scheduler, enrichment, output)
+    evaluation = EvaluationStage(ownership, classifier, registry, scheduler, admission.ladder, output)
     return Dispatcher(
         ownership=ownership,
         registry=registry,
@@ -104,14 +107,15 @@ def assemble(
         deduplication=deduplication,
         response_cache=response_cache,
         inbox=inbox,
-        admission=AdmissionStage(ownership, classifier, registry, scheduler, enrichment, output),
+        admission=admission,
         scheduler=scheduler,
         enrichment=enrichment,
         output=output,
+        evaluation=evaluation,
         cancellation=CancellationService(
             ownership, classifier, deduplication, response_cache, inbox, scheduler, enrichment, output
         ),
-        updates=SchedulerUpdates(scheduler, registry.costs, counts, response_cache, budgets, clock),
+        updates=SchedulerUpdates(scheduler, registry.costs, counts, response_cache, budgets, evaluation, clock),
         clock=clock,
         wake=wake,
         deliverable=deliverable,

@@ -5,7 +5,9 @@
 - ``response_cache``: a request that may be answered from the cache leaves the batch for its look-up;
 - ``admission``: queued in the ``scheduler``, degraded if need be, or rejected;
 - ``scheduler``: waits for its turn in the fair queue, while ``enrichment`` looks up its context;
-- ``dispatch``: output; its work item is written to the pool's priority topic.
+- ``dispatch``: output; its work item is written to the pool's priority topic, and a copy of it if a shadow samples it.
+
+Copies for evaluation leave the batch behind intake, and wait in ``evaluation`` until nothing else waits for their pool.
 
 Requests that left the batch return later: duplicates and cache misses through the inbox of admission, others through
 ``ready`` of enrichment. ``cancellation`` finds a request in whichever stage it waits.
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.names import backfill_topic
+from fairlane.outcomes import Decision
 from fairlane.ownership import Ownership, PartitionId
 from fairlane.records import TenantSpec
 from fairlane_server.kafka.transactions import Settlement
@@ -27,6 +30,7 @@ from stream_processors.dispatcher.cancellation import CancellationService
 from stream_processors.dispatcher.deduplication.stage import DeduplicationStage
 from stream_processors.dispatcher.enrichment.context import refusal_of
 from stream_processors.dispatcher.enrichment.stage import EnrichmentStage
+from stream_processors.dispatcher.evaluation.stage import EvaluationStage
 from stream_processors.dispatcher.feedback.scheduler_updates import SchedulerUpdates
 from stream_processors.dispatcher.intake.stage import IntakeStage
 from stream_processors.dispatcher.output.stage import OutputStage
@@ -61,6 +65,7 @@ class Dispatcher:
     scheduler: Scheduler[QueuedRequest]
     enrichment: EnrichmentStage
     output: OutputStage
+    evaluation: EvaluationStage
     cancellation: CancellationService
     updates: SchedulerUpdates
     clock: ClockMs
@@ -98,6 +103,7 @@ class Dispatcher:
 
     def _reassign(self) -> None:
         now_ms = self.clock()
+        self.evaluation.reassign(now_ms)
         for queued, refusal in self.registry.reassign(self.scheduler, now_ms):
             self.output.refuse(queued, refusal, now_ms)
         if self.output.is_pending:
@@ -140,6 +146,7 @@ class Dispatcher:
         candidates += self.inbox.take(_MAX_BATCH, self.clock())
         await self.admission.submit(candidates)
         self.admission.requeue(batch.requeued)
+        self.evaluation.submit(batch.copies)
         await self.cancellation.submit(batch.cancels)
         if self.intake.schemas:
             self.intake.buffer.on_change()
@@ -164,8 +171,9 @@ class Dispatcher:
 
     @metrics.stage_time("dispatch")
     def dispatch(self) -> None:
-        """Answer cache hits; dispatch enriched requests, and requests whose turn has come, in queue order. The oldest
-        of a partition that is about to be paused goes first among its own tenant's, never before other tenants'."""
+        """Answer cache hits; dispatch enriched requests, requests whose turn has come, in queue order, and copies for
+        evaluation with what is left. The oldest request of a partition that is about to be paused goes first among its
+        own tenant's, never before other tenants'."""
         now_ms = self.clock()
         self.response_cache.answer_hits()
         settlements = [self._dispatched(turn, enriched, now_ms) for turn, enriched in self.enrichment.ready()]
@@ -177,6 +185,7 @@ class Dispatcher:
             enriched = self.enrichment.submit(turn)
             if enriched is not None:
                 settlements.append(self._dispatched(turn, enriched, now_ms))
+        settlements += [self._dispatched(turn, turn.item, now_ms) for turn in self.evaluation.turns(now_ms)]
         if sent := [settlement for settlement in settlements if settlement is not None]:
             self.output.transactions.submit_many(sent)
         self._answer_late(late, now_ms)
@@ -211,9 +220,20 @@ class Dispatcher:
             return None
         self.response_cache.sent(claim)
         waited_ms = now_ms - queued.submitted_at_ms
-        self.output.counts.dispatched(queued.tenant, queued.pool, queued.priority_class, waited_ms, now_ms)
+        if queued.evaluation is None:
+            self.output.counts.dispatched(queued.tenant, queued.pool, queued.priority_class, waited_ms, now_ms)
+        else:
+            self.output.counts.decided(queued.tenant, Decision.DISPATCHED)
         admission_inputs, degraded = self.output.take_admission(claim)
-        outputs = self.output.writer.dispatched(replace(turn, item=queued), now_ms, admission_inputs, reserved_nanos)
+        outputs = self.output.writer.dispatched(
+            *(
+                replace(turn, item=queued),
+                now_ms,
+                admission_inputs,
+                reserved_nanos,
+                self.evaluation.sample(queued, now_ms),
+            )
+        )
         return Settlement(claim, (*outputs, *degraded))
 
     def _correct_cost(self, before: QueuedRequest, enriched: QueuedRequest) -> None:
@@ -236,6 +256,7 @@ class Dispatcher:
         """Answer queued requests that cannot finish in time, and drop obsolete look-ups. Call it periodically."""
         now_ms = self.clock()
         self._answer_late(self.scheduler.take_late(now_ms), now_ms)
+        self.evaluation.sweep(now_ms)
         self.admission.retry_slots.expire(now_ms)
         self.enrichment.keep(self.scheduler.holds)
         self.response_cache.sweep()
@@ -274,6 +295,7 @@ class Dispatcher:
         self.deduplication.discard(is_current)
         self.response_cache.discard(is_current)
         self.inbox.keep(lambda one: is_current(one.claim))
+        self.evaluation.discard(is_current)
         gone = self.scheduler.discard(claim for claim in self.scheduler.claims() if not is_current(claim))
         gone += self.enrichment.take_back(lambda queued: not is_current(queued.claim))
         gone += self.output.discard(is_current)
@@ -286,13 +308,14 @@ class Dispatcher:
 
     def paused_backfill(self) -> set[PartitionId]:
         """Backfill partitions to pause: their tenant has enough backfill queued, owes its quota, or has many duplicates
-        waiting for look-up."""
+        waiting for look-up. And those of copies, while enough of them wait."""
+        copies = self.evaluation.paused(self.ownership.partitions())
         tenants = self.scheduler.paused_backfill() | self.output.charges.debts.tenants() | self.deduplication.crowded()
         metrics.BACKFILL_PAUSED.set(len(tenants))
         if not tenants:
-            return set()
+            return copies
         paused = set(map(backfill_topic, tenants))
-        return {partition for partition in self.ownership.partitions() if partition.topic in paused}
+        return copies | {partition for partition in self.ownership.partitions() if partition.topic in paused}
 
     async def close(self) -> None:
         """Cancel all look-ups and wait for their tasks."""

@@ -1,6 +1,7 @@
 """Values of the pipeline: a record as read, a valid request with the decisions made so far, a cancel."""
 
 from fairlane.codec import DecodeError
+from fairlane.evaluation_records import EvaluationMark
 from fairlane.frozen import frozen_dataclass
 from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.outcomes import CacheMode
@@ -102,6 +103,8 @@ class QueuedRequest:
     """The soft budget that it has reached, or the hard one that it is refused for."""
     arm: str | None = None
     """By which its version was chosen; as in ``WorkItem``."""
+    evaluation: EvaluationMark | None = None
+    """Set for a copy that runs for evaluation."""
     trace_headers: TraceHeaders = ()
     max_prompt_tokens: int | None = None
     """The tenant's bound, enforced by the consumer with the model's tokenizer."""
@@ -124,6 +127,11 @@ class QueuedRequest:
     def seen(self) -> tuple[str, str, SourceCoordinate]:
         """Its entry in the duplicate index: tenant, request id, source."""
         return self.tenant, self.request.request_id, self.source
+
+    @property
+    def owner(self) -> str:
+        """The tenant whose request it is; of a copy, that of the original."""
+        return self.tenant if self.evaluation is None else self.evaluation.tenant
 
     @property
     def group(self) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from fairlane.guardrail_records import GuardrailPolicy
 from fairlane.logs import get_logger
 from fairlane.names import is_name
-from fairlane.outcomes import Code
+from fairlane.outcomes import Code, EvaluationConsent
 from fairlane.ownership import Claim
 from fairlane.records import InferenceRequest, ModelVersion, TenantSpec
 from fairlane_server.admission_rule import latency_target_ms
@@ -17,6 +17,7 @@ from fairlane_server.models.routes import version_key
 from stream_processors.dispatcher.intake.validation import Rejection, refusal_of, within_tenant_bound
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.scheduling.backlog_statistics import Share
+from stream_processors.dispatcher.scheduling.copy_queue import CopyQueue
 from stream_processors.dispatcher.scheduling.cost import CostModel
 from stream_processors.dispatcher.scheduling.scheduler import Scheduler
 
@@ -82,14 +83,28 @@ class Registry:
         loaded = self.loaded[pool]
         return 1.0 if loaded is None else loaded.get(version_key(model.model, model.version), 0.0)
 
+    def allows_evaluation(self, tenant: str) -> bool:
+        """Whether requests of the tenant may be used for evaluation."""
+        return self.tenant(tenant).evaluation == EvaluationConsent.ALLOWED
+
     def serving(
-        self, version: str, arm: str | None, request: InferenceRequest, tenant: str, now_ms: int
+        self,
+        version: str,
+        arm: str | None,
+        request: InferenceRequest,
+        tenant: str,
+        now_ms: int,
+        *,
+        is_copy: bool = False,
     ) -> tuple[Choice, str] | Rejection:
         """The version and the pool for a request that was admitted before, for this version by this arm; a refusal if
-        nothing serves it any more. ``request.model`` is the name of the model."""
+        nothing serves it any more. ``request.model`` is the name of the model; ``tenant`` is that of the original for a
+        copy that runs for evaluation (``is_copy``)."""
         spec = self.tenants.get(tenant)
         if spec is None:
             return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} is not registered any more")
+        if is_copy and not self.allows_evaluation(tenant):
+            return Rejection(Code.FORBIDDEN, "tenant", f"{tenant} does not allow evaluation any more")
         choice = self.models.again(version, arm, request, tenant, now_ms, self.served)
         if isinstance(choice, NoVersion):
             return refusal_of(choice)
@@ -101,7 +116,8 @@ class Registry:
     def as_of_now(self, queued: QueuedRequest, now_ms: int) -> QueuedRequest | Rejection:
         """The request with its present pool and model version (the same object if unchanged), or the refusal if no pool
         serves it any more. Its version stays what it was at admission, except as ``ModelCatalog.again`` says."""
-        found = self.serving(queued.model.version, queued.arm, queued.request, queued.tenant, now_ms)
+        is_copy = queued.evaluation is not None
+        found = self.serving(queued.model.version, queued.arm, queued.request, queued.owner, now_ms, is_copy=is_copy)
         if isinstance(found, Rejection):
             return found
         choice, pool = found
@@ -122,9 +138,11 @@ class Registry:
             prompt_tokens=cost.prompt_tokens + more,
         )
 
-    def reassign(self, scheduler: Scheduler[QueuedRequest], now_ms: int) -> list[tuple[QueuedRequest, Rejection]]:
-        """Move queued requests whose pool or model version has changed to the present one, uncharged and not judged
-        again. Removes and returns those that no pool serves any more, with the refusal. O(waiting)."""
+    def reassign(
+        self, scheduler: Scheduler[QueuedRequest] | CopyQueue[QueuedRequest], now_ms: int
+    ) -> list[tuple[QueuedRequest, Rejection]]:
+        """Move queued requests, or copies, whose pool or model version has changed to the present one, uncharged and
+        not judged again. Removes and returns those that no pool serves any more, with the refusal. O(waiting)."""
         renewed: dict[Claim, QueuedRequest | Rejection] = {}
 
         def is_misplaced(queued: QueuedRequest) -> bool:
@@ -177,7 +195,7 @@ def _owners_of_pools(tenants: Mapping[str, TenantSpec]) -> dict[str, str]:
 
 
 def _served(spec: TenantSpec | None) -> object:
-    return None if spec is None else (spec.pool, spec.models)
+    return None if spec is None else (spec.pool, spec.models, spec.evaluation)
 
 
 def check_tenant(name: str, spec: TenantSpec) -> None:

@@ -155,6 +155,11 @@ class Ladder:
         rung = self._rungs.get((pool, tenant))
         return 0 if rung is None else rung.level
 
+    def is_degrading(self, pool: str, now_ms: int) -> bool:
+        """Whether requests of any tenant to this pool are degraded. O(pairs with a level)."""
+        self._forget(now_ms)
+        return any(of_pool == pool for of_pool, _ in self._rungs)
+
     def _move(self, rung: _Rung, pressure: float, now_ms: int) -> None:
         policy = self._policy
         if rung.level < len(policy.up_at) and pressure >= policy.up_at[rung.level]:

@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from fairlane import metrics
 from fairlane.clock import ClockMs
+from fairlane.names import EVALUATION_TENANT
 from fairlane.outcomes import Outcome
 from fairlane.records import DispatchReport, UsageEvent
 from fairlane_server.admission_rule import PoolCapacity
 from stream_processors.dispatcher.budgets.gate import BudgetGate
+from stream_processors.dispatcher.evaluation.stage import EvaluationStage
 from stream_processors.dispatcher.feedback.work_records import (
     AgedCapacityReport,
     FeedEvent,
@@ -21,7 +23,7 @@ from stream_processors.dispatcher.output.tenant_counters import TenantCounters
 from stream_processors.dispatcher.queued_request import QueuedRequest
 from stream_processors.dispatcher.response_cache.stage import ResponseCacheStage
 from stream_processors.dispatcher.scheduling.cost import CostModel, actual_cost, correction
-from stream_processors.dispatcher.scheduling.in_flight import SettledWork
+from stream_processors.dispatcher.scheduling.in_flight import Reserved, SettledWork
 from stream_processors.dispatcher.scheduling.scheduler import CLASS_WEIGHTS, Scheduler
 
 
@@ -34,6 +36,7 @@ class SchedulerUpdates:
     counts: TenantCounters
     response_cache: ResponseCacheStage
     budgets: BudgetGate
+    evaluation: EvaluationStage
     clock: ClockMs
 
     def learn(self, events: Sequence[FeedEvent]) -> None:
@@ -51,6 +54,8 @@ class SchedulerUpdates:
                     self.budgets.learn(event, now_ms)
                 settled = apply_to_in_flight(scheduler.in_flight, event)
                 if isinstance(event, UsageEvent):
+                    if event.tenant == EVALUATION_TENANT:
+                        self.evaluation.learn(event)
                     scheduler.finished(event.work.topic, event.work.partition, now_ms)
                 if settled is not None:
                     self.response_cache.settled(settled)
@@ -61,14 +66,21 @@ class SchedulerUpdates:
         own, usage = settled.own, settled.usage
         if own is None or usage is None:
             return
+        if own.tenant == EVALUATION_TENANT:
+            # Nothing was charged for a copy, and what a candidate takes says nothing of the requests of tenants.
+            self._count_served(own, actual_cost(usage), now_ms)
+            return
         self.costs.learn(own.tenant, own.model, own.input_bytes, own.most_output_tokens, usage)
         self.scheduler.correct(own, correction(self.scheduler.charged_tokens(own), usage))
         spent = actual_cost(usage)
         if spent:
             if usage.outcome == Outcome.OK:
                 self.scheduler.learn_service(own, spent, usage.engine_ms)
-            self.counts.recent.served(own.tenant, own.pool, spent, now_ms)
-            metrics.SERVED_TOKENS.labels(tenant=self.counts.label(own.tenant), pool=own.pool).inc(spent)
+            self._count_served(own, spent, now_ms)
+
+    def _count_served(self, own: Reserved, spent_tokens: int, now_ms: int) -> None:
+        self.counts.recent.served(own.tenant, own.pool, spent_tokens, now_ms)
+        metrics.SERVED_TOKENS.labels(tenant=self.counts.label(own.tenant), pool=own.pool).inc(spent_tokens)
 
     def show(self) -> None:
         """Update the gauges. Call it periodically."""

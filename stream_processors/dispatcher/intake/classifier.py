@@ -1,4 +1,4 @@
-"""Classify an arrived record: new request, requeued work, cancel, feedback, rejection or dead letter.
+"""Classify an arrived record: new request, requeued work, copy, cancel, feedback, rejection or dead letter.
 
 Pure except for metrics and logs: one record in; a queued request, a cancel, feedback or output records out.
 """
@@ -12,6 +12,9 @@ from fairlane.codec import Codec, DecodeError, DecodeProblem, SchemaNotLoadedErr
 from fairlane.logs import get_logger
 from fairlane.names import (
     DEAD_LETTER_REQUESTS,
+    EVALUATION_REPLIES,
+    EVALUATION_TENANT,
+    EVALUATION_WORK,
     is_backfill,
     is_request_id,
     is_returned,
@@ -96,8 +99,8 @@ class RecordClassifier:
         """Raises DecodeError and SchemaNotLoadedError."""
         if arrival.problem is not None:
             raise arrival.problem
-        if is_returned(arrival.partition.topic):
-            return self._returned(claim, arrival)
+        if is_returned(arrival.partition.topic) or arrival.partition.topic == EVALUATION_WORK:
+            return self._admitted_before(claim, arrival)
         tenant = _tenant_of(arrival)
         record = self.codec.decode_any((InferenceRequest, CancelRequest, Feedback), arrival.value, may_ask=False)
         if isinstance(record, InferenceRequest):
@@ -107,7 +110,12 @@ class RecordClassifier:
         return self._feedback(record, arrival, tenant)
 
     def _unreadable(self, arrival: ReceivedRecord, error: DecodeError) -> tuple[OutputRecord, ...]:
-        """A dead letter; for an oversized request whose id can be decoded, a rejection instead."""
+        """A dead letter; for an oversized request whose id can be decoded, a rejection instead. Of a copy no dead
+        letter is made: it would be the request of a tenant in one more place."""
+        if arrival.partition.topic == EVALUATION_WORK:
+            log.error("copy_unreadable", offset=arrival.offset, problem=error.problem)
+            metrics.COPIES_UNREADABLE.labels(problem=error.problem).inc()
+            return ()
         tenant = _tenant_of(arrival)
         request_id = error.leading.get("request_id", "")
         if error.record_type is InferenceRequest and is_request_id(request_id):
@@ -198,21 +206,29 @@ class RecordClassifier:
         self.counts.decided(tenant, Decision.REFUSED, refusal.code)
         return self.writer.refused(request, arrival, tenant, self.registry.tenants.get(tenant), refusal, now_ms)
 
-    def _returned(self, claim: Claim, arrival: ReceivedRecord) -> QueuedRequest | tuple[OutputRecord, ...]:
-        """Work requeued by a consumer that could not take it. Raises DecodeError for an item no dispatcher can have
-        sent: only consumers may write to requeue topics, yet every checkable field is checked."""
+    def _admitted_before(self, claim: Claim, arrival: ReceivedRecord) -> QueuedRequest | tuple[OutputRecord, ...]:
+        """Work requeued by a consumer that could not take it, or a copy for evaluation. Raises DecodeError for an item
+        no dispatcher can have sent: only services may write to these topics, yet every checkable field is checked."""
         item = self.codec.decode_any((WorkItem,), arrival.value, may_ask=False)
         fault = _fault_of(item, arrival.partition.topic)
         if fault is not None:
             raise DecodeError(DecodeProblem.INVALID_BODY, f"WorkItem.{fault}")
         self.counts.read(item.tenant)
         now_ms = self.clock()
-        found = self.registry.serving(item.model_version, item.arm, item.request, item.tenant, now_ms)
+        mark = item.evaluation
+        owner = item.tenant if mark is None else mark.tenant
+        found = self.registry.serving(
+            item.model_version, item.arm, item.request, owner, now_ms, is_copy=mark is not None
+        )
         if isinstance(found, Rejection):
+            self.counts.decided(item.tenant, Decision.REFUSED, found.code)
+            if mark is not None:
+                return self.writer.copy_refused(item, found, now_ms)
             # It was admitted, so it gets a reply, with its original source coordinate.
             first = PartitionId(item.source.topic, item.source.partition)
             original = replace(arrival, partition=first, offset=item.source.offset, timestamp_ms=item.submitted_at_ms)
-            return self._refused(item.request, original, item.tenant, found, now_ms)
+            spec = self.registry.tenants.get(item.tenant)
+            return self.writer.refused(item.request, original, item.tenant, spec, found, now_ms)
         # Not necessarily the pool that requeued it: tenants or models may have been reassigned since.
         choice, pool = found
         return QueuedRequest(
@@ -243,14 +259,19 @@ class RecordClassifier:
             unserved=item.unserved,
             budget=item.budget,
             trace_headers=trace_headers(arrival.headers),
-            max_prompt_tokens=self.registry.tenants[item.tenant].max_prompt_tokens,
+            max_prompt_tokens=self.registry.tenants[owner].max_prompt_tokens,
             # A consumer of an older version drops the policy of what it hands back.
             guardrails=item.guardrails or self.registry.guardrails(item.tenant),
+            evaluation=mark,
         )
 
     def broken(self, arrival: ReceivedRecord, error: Exception) -> tuple[OutputRecord, ...]:
-        """The dead letter of a record on which our own code failed."""
-        metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
+        """The dead letter of a record on which our own code failed; none of a copy."""
+        is_copy = arrival.partition.topic == EVALUATION_WORK
+        if is_copy:
+            metrics.COPIES_UNREADABLE.labels(problem="intake_failed").inc()
+        else:
+            metrics.DEAD_LETTERS.labels(topic=DEAD_LETTER_REQUESTS, problem="intake_failed").inc()
         # Log only type and line: the text of an unexpected exception may quote the record.
         *_, frame = extract_tb(error.__traceback__)
         log.error(
@@ -260,39 +281,66 @@ class RecordClassifier:
             error=type(error).__name__,
             raised_at=f"{frame.filename}:{frame.lineno}",
         )
+        if is_copy:
+            return ()
         problem = DecodeError(DecodeProblem.INTAKE_FAILED, type(error).__name__)
         return self.writer.dead_letter(arrival, _tenant_of(arrival), problem, self.clock())
 
 
 def _tenant_of(arrival: ReceivedRecord) -> str:
-    """The tenant of the topic; UNKNOWN_TENANT for requeue topics."""
+    """The tenant of the topic; UNKNOWN_TENANT for requeue topics, EVALUATION_TENANT for copies."""
     topic = arrival.partition.topic
+    if topic == EVALUATION_WORK:
+        return EVALUATION_TENANT
     return UNKNOWN_TENANT if is_returned(topic) else tenant_of_request_topic(topic)
 
 
 def _fault_of(item: WorkItem, topic: str) -> str | None:
-    """The first field of requeued work that contradicts its topic, source or itself, and how; None if consistent."""
+    """The first field of requeued work, or of a copy, that contradicts its topic, source or itself, and how; None if
+    consistent."""
     source, request = item.source, item.request
     try:
         tenant = tenant_of_request_topic(source.topic)
     except ValueError:
         return "source: no tenant's request topic"
-    if item.tenant != tenant:
-        return "tenant: not that of its source"
     if source.partition < 0 or source.offset < 0:
         return "source: no place in a log"
     if request.tenant is not None and request.tenant != tenant:
         return "request.tenant: not that of its source"
-    if returned_topic(item.pool) != topic:
-        return "pool: not that of its topic"
+    fault = _fault_of_request(item, topic, tenant) if item.evaluation is None else _fault_of_copy(item, topic, tenant)
+    if fault is not None:
+        return fault
     if request.priority not in _PRIORITIES or item.priority_class != request.priority:
         return "priority_class: not a class, or not that of its request"
-    if not may_carry_replies_of(item.reply_topic, tenant):
-        return "reply_topic: not its tenant's"
     if not 0 <= item.prompt_tokens <= item.cost_tokens:
         return "cost_tokens: negative, or less than those of its prompt"
-    if item.handed_back < 1:
-        return "handed_back: less than 1"
     if not 0 <= item.unserved <= item.handed_back:
         return "unserved: negative, or more than handed_back"
     return None
+
+
+def _fault_of_request(item: WorkItem, topic: str, tenant: str) -> str | None:
+    if item.tenant != tenant:
+        return "tenant: not that of its source"
+    if topic == EVALUATION_WORK:
+        return "evaluation: missing"
+    if returned_topic(item.pool) != topic:
+        return "pool: not that of its topic"
+    if not may_carry_replies_of(item.reply_topic, tenant):
+        return "reply_topic: not its tenant's"
+    return "handed_back: less than 1" if item.handed_back < 1 else None
+
+
+def _fault_of_copy(item: WorkItem, topic: str, tenant: str) -> str | None:
+    mark, is_new = item.evaluation, topic == EVALUATION_WORK
+    if mark is None or mark.tenant != tenant:
+        return "evaluation.tenant: not that of its source"
+    if item.tenant != EVALUATION_TENANT:
+        return f"tenant: of a copy it must be {EVALUATION_TENANT}"
+    if item.reply_topic != EVALUATION_REPLIES:
+        return f"reply_topic: of a copy it must be {EVALUATION_REPLIES}"
+    if is_new:
+        return "handed_back: not 0" if item.handed_back else None
+    if returned_topic(item.pool) != topic:
+        return "pool: not that of its topic"
+    return "handed_back: less than 1" if item.handed_back < 1 else None

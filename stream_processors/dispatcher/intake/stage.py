@@ -9,7 +9,7 @@ from aiokafka.structs import ConsumerRecord
 from fairlane import metrics
 from fairlane.clock import ClockMs
 from fairlane.codec import SchemaNotLoadedError
-from fairlane.names import is_backfill
+from fairlane.names import EVALUATION_WORK, is_backfill
 from fairlane.ownership import Claim, Ownership, PartitionId
 from fairlane.records import Feedback
 from fairlane_server.kafka.transactions import OutputRecord, Settlement, TransactionLoop
@@ -36,8 +36,11 @@ class IntakeBatch:
     fresh: list[Candidate] = field(default_factory=list)
     requeued: list[Candidate] = field(default_factory=list)
     """Work that a consumer sent back."""
+    copies: list[Candidate] = field(default_factory=list)
+    """Copies for evaluation, also those that a consumer sent back."""
     cancels: list[tuple[CancelCommand, ReceivedRecord]] = field(default_factory=list)
     has_backfill: bool = False
+    """Whether records were taken that may cause a pause: of backfill, or copies."""
 
 
 @dataclass(slots=True)
@@ -75,9 +78,13 @@ class IntakeStage:
         """Classify the next ``most`` records. Feedback, rejections and dead letters are submitted here, the latter two
         charged to their partition's budget of invalid records."""
         records, batch = self.buffer.take(most), IntakeBatch()
-        batch.has_backfill = any(is_backfill(claim.partition.topic) for claim, _ in records)
+        batch.has_backfill = any(
+            is_backfill(claim.partition.topic) or claim.partition.topic == EVALUATION_WORK for claim, _ in records
+        )
         for claim, record, verdict in self._verdicts(records):
-            if isinstance(verdict, QueuedRequest):
+            if isinstance(verdict, QueuedRequest) and verdict.evaluation is not None:
+                batch.copies.append(Candidate(verdict, record))
+            elif isinstance(verdict, QueuedRequest):
                 (batch.requeued if verdict.handed_back else batch.fresh).append(Candidate(verdict, record))
             elif isinstance(verdict, CancelCommand):
                 batch.cancels.append((verdict, record))

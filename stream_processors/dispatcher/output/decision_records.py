@@ -23,9 +23,11 @@ from fairlane.records import (
 )
 from fairlane.trace_context import TraceHeaders, trace_headers
 from fairlane_server.costs.price_book import NO_PRICES, PriceBook, Used
+from fairlane_server.evaluation.copies import copy_of
 from fairlane_server.kafka.settlement import reply_record
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from fairlane_server.models.routes import model_of
+from stream_processors.dispatcher.evaluation.sampling import Sampled
 from stream_processors.dispatcher.intake.validation import (
     MAX_ID_CHARS,
     Rejection,
@@ -80,9 +82,11 @@ class DecisionWriter:
         now_ms: int,
         accepted: Inputs | None = None,
         reserved_nanos: int | None = None,
+        sampled: Sampled | None = None,
     ) -> tuple[OutputRecord, ...]:
-        """The work item for the pool and its audit event. ``accepted`` adds the inputs of the admission: a request
-        dispatched at once has one event instead of two. ``reserved_nanos`` of its tenant's budgets, if it has any."""
+        """The work item for the pool and its audit event; a copy of it besides, if a shadow sampled the request and
+        its bounds allow one. ``accepted`` adds the inputs of the admission: a request dispatched at once has one event
+        instead of two. ``reserved_nanos`` of its tenant's budgets, if it has any."""
         queued, request = turn.item, turn.item.request
         topic, partition, offset = *queued.claim.partition, queued.claim.offset
         item = WorkItem(
@@ -112,6 +116,7 @@ class DecisionWriter:
             budget=queued.budget,
             arm=queued.arm,
             unserved=queued.unserved,
+            evaluation=queued.evaluation,
         )
         work = OutputRecord(
             names.priority_topic(queued.pool, request.priority),
@@ -142,8 +147,19 @@ class DecisionWriter:
             **_retrieval_inputs(queued),
             **_history_inputs(queued),
             **({} if reserved_nanos is None else {"reserved_nanos": reserved_nanos}),
+            **({} if sampled is None else {"shadow_run": sampled.shadow.run, "shadow": sampled.result}),
         }
-        return work, self._decision(queued, Decision.DISPATCHED, now_ms, inputs=inputs)
+        dispatched = work, self._decision(queued, Decision.DISPATCHED, now_ms, inputs=inputs)
+        if sampled is None or sampled.skipped is not None:
+            return dispatched
+        return *dispatched, self._copy(item, sampled, now_ms)
+
+    def _copy(self, item: WorkItem, sampled: Sampled, now_ms: int) -> OutputRecord:
+        """The copy of a dispatched work item. A topic that refuses it does not hold up the work."""
+        shadow = sampled.shadow
+        copy = copy_of(item, sampled.mark, shadow.candidate, now_ms, shadow.max_age_ms)
+        key = copy.request.request_id.encode()
+        return OutputRecord(names.EVALUATION_WORK, key, self.codec.encode(copy), is_optional=True)
 
     def _encoded(self, item: WorkItem, queued: QueuedRequest) -> bytes:
         if queued.encoded is not None and queued.encoded[0] is item.request:
@@ -354,12 +370,15 @@ class DecisionWriter:
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
         """The replacement of a settlement whose first output the broker refuses.
 
-        A refused reply becomes a dead letter. A work item too large for its topic becomes a rejection. A dead letter
-        too large is dropped; its audit event stays. Anything else is returned unchanged and waits in the blocked-topic
-        retry queue, such as work whose topic does not exist yet.
+        A refused reply becomes a dead letter; that of a copy is left out, as it would be the request of a tenant in one
+        more place. A work item too large for its topic becomes a rejection. A dead letter too large is dropped; its
+        audit event stays. Anything else is returned unchanged and waits in the blocked-topic retry queue, such as work
+        whose topic does not exist yet.
         """
         first = settlement.outputs[0]
         too_large = reason in _TOO_LARGE
+        if first.topic == names.EVALUATION_REPLIES:
+            return Settlement(settlement.claim, settlement.outputs[1:])
         if names.is_replies(first.topic):
             return self._kept_reply(settlement, f"{first.topic}: {reason}")
         if too_large and names.is_priority(first.topic):
@@ -380,34 +399,41 @@ class DecisionWriter:
         work = settlement.outputs[0]
         item = self.codec.decode_as(WorkItem, work.value)
         message = f"its work item of {len(work.value)} bytes is larger than {work.topic} takes"
+        refusal = Rejection(Code.INVALID, "input", message)
+        outputs = self._item_refused(item, refusal, item.dispatched_at_ms, trace_headers(work.headers))
+        return Settlement(settlement.claim, outputs)
+
+    def copy_refused(self, item: WorkItem, refusal: Rejection, now_ms: int) -> tuple[OutputRecord, ...]:
+        """The reply and the audit event of a copy whose version is not there, or that is not allowed any more."""
+        return self._item_refused(item, refusal, now_ms, ())
+
+    def _item_refused(
+        self, item: WorkItem, refusal: Rejection, now_ms: int, trace: TraceHeaders
+    ) -> tuple[OutputRecord, ...]:
+        request = item.request
         reply = InferenceReply(
-            request_id=item.request.request_id,
+            request_id=request.request_id,
             tenant=item.tenant,
             outcome=Outcome.REJECTED,
-            code=Code.INVALID,
-            field="input",
-            message=message,
-            model=item.request.model,
-            task=item.request.task,
+            code=refusal.code,
+            field=refusal.field,
+            message=refusal.message,
+            model=request.model,
+            task=request.task,
             timings=Timings(submitted_at_ms=item.submitted_at_ms, admitted_at_ms=item.admitted_at_ms),
             degradations=item.degradations,
             source=item.source,
-            replay_of=item.request.replay_of,
-            cost=self.prices().nothing(item.request.model),
+            replay_of=request.replay_of,
+            cost=self.prices().nothing(request.model),
             budget=item.budget,
+            evaluation=item.evaluation,
         )
         audit = self._audit(
-            item.request.request_id,
-            item.tenant,
-            Decision.REFUSED,
-            item.source,
-            item.dispatched_at_ms,
-            Code.INVALID,
-            message,
-            {"field": "input", "pool": item.pool},
-            item.request.replay_of,
+            *(request.request_id, item.tenant, Decision.REFUSED, item.source, now_ms, refusal.code, refusal.message),
+            {"field": refusal.field, "pool": item.pool},
+            request.replay_of,
         )
-        return Settlement(settlement.claim, (self._reply(item.reply_topic, reply, trace_headers(work.headers)), audit))
+        return self._reply(item.reply_topic, reply, trace), audit
 
     @property
     def _signature(self) -> LetterWriter:
@@ -444,6 +470,7 @@ class DecisionWriter:
             replay_of=queued.request.replay_of,
             cost=self.prices().nothing(queued.request.model),
             budget=queued.budget,
+            evaluation=queued.evaluation,
         )
         audit = self._decision(queued, decision, now_ms, code=code, message=message, inputs=inputs)
         return self._reply(queued.reply_topic, reply, queued.trace_headers), audit

@@ -5,6 +5,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from fairlane import metrics
+from fairlane.names import EVALUATION_TENANT
 from fairlane.outcomes import Decision
 from fairlane.records import Cost
 from stream_processors.dispatcher.output.heartbeat_report import TenantStats
@@ -36,7 +37,8 @@ class TenantCounters:
             metrics.forget_tenants(known - self._registered)
 
     def label(self, tenant: str) -> str:
-        return tenant if self._registered is None or tenant in self._registered else UNREGISTERED
+        is_known = self._registered is None or tenant in self._registered or tenant == EVALUATION_TENANT
+        return tenant if is_known else UNREGISTERED
 
     def read(self, tenant: str) -> None:
         self._read[tenant] += 1

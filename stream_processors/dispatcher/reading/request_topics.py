@@ -53,7 +53,7 @@ class RequestTopics:
         self._parts: dict[str, float] = {}
 
     def wanted(self, tenants: Mapping[str, TenantSpec], models: ModelCatalog) -> frozenset[str]:
-        """The request, backfill and requeue topics of these tenants and models."""
+        """The request, backfill and requeue topics of these tenants and models, and the topic of copies."""
         wanted_by = (tenants, models)
         if not _same(wanted_by, self._wanted_by):
             self._wanted_by = wanted_by
@@ -63,6 +63,7 @@ class RequestTopics:
                     *map(names.requests_topic, tenants),
                     *map(names.backfill_topic, tenants),
                     *map(names.returned_topic, pools),
+                    names.EVALUATION_WORK,
                 )
             )
         return self._wanted

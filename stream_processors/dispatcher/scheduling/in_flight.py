@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
 from fairlane.frozen import frozen_dataclass
-from fairlane.names import pool_of_priority
+from fairlane.names import EVALUATION_TENANT, pool_of_priority
 from fairlane.records import SourceCoordinate, UsageEvent
 
 ANY_PARTITION = -1
@@ -268,6 +268,8 @@ class InFlight:
         """Own work that the group committed before its settlement was read. No longer in flight."""
         self._ledgers: dict[str, InFlightLedger] = {}
         self._own_tenant_tokens: dict[tuple[str, str], int] = {}
+        self._copies: defaultdict[str, Held] = defaultdict(Held)
+        """By pool, the part that is copies for evaluation."""
 
     # Events
 
@@ -390,6 +392,10 @@ class InFlight:
         ledger = self._ledgers.get(pool)
         return NOTHING_HELD if ledger is None else ledger.within(partitions)
 
+    def copies(self, pool: str) -> Held:
+        """The part of the work in flight in a pool that is copies for evaluation. A live object."""
+        return self._copies[pool]
+
     def tokens(self, pool: str) -> int:
         return self.held(pool).tokens
 
@@ -460,6 +466,8 @@ class InFlight:
             tokens = self._own_tenant_tokens.pop(key, 0) + change
             if tokens:
                 self._own_tenant_tokens[key] = tokens
+        if work.tenant == EVALUATION_TENANT:
+            self._copies[work.pool].add(change, sign, is_own=work.is_own)
         self._ledger_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
 
     def _ledger_of(self, pool: str) -> InFlightLedger:

@@ -24,6 +24,7 @@ from stream_processors.dispatcher.scheduling.backlog_statistics import (
     Share,
 )
 from stream_processors.dispatcher.scheduling.capacity import CapacityBoard
+from stream_processors.dispatcher.scheduling.copy_queue import CopyQueue
 from stream_processors.dispatcher.scheduling.deadline_backlogs import DeadlineBacklogs
 from stream_processors.dispatcher.scheduling.fair_queue import (
     DEFAULT_QUANTUM_TOKENS,
@@ -57,6 +58,8 @@ _REVIEW_MS_PER_REQUEST = 0.25
 _NEVER_MS = -(1 << 40)
 _REVIEWS_AFTER_FALL_MS = 3_000
 """Measured shares follow a change with a delay."""
+COPIES_PART = 0.25
+"""The part of a pool's window that copies for evaluation may fill: a request that comes meanwhile is to find room."""
 _MOST_STRETCH = 100.0
 _STRETCH_TTL_MS = 30_000
 """A stretch without new runs is forgotten: if it is too high, admission refuses the requests that would correct it."""
@@ -230,7 +233,7 @@ class Scheduler(Generic[ItemT]):
         is_known = stretch is not None and self._now_ms - stretch.learned_at_ms < _STRETCH_TTL_MS
         return WorkAhead(
             capacity=pool.capacity,
-            in_flight_tokens=self._held(item.pool, pool).tokens,
+            in_flight_tokens=self._ahead_tokens(item.pool, pool),
             waiting_tokens=everything.tokens,
             own_waiting_tokens=own_tokens,
             dispatcher_share=pool.share.share or own_share,
@@ -299,6 +302,44 @@ class Scheduler(Generic[ItemT]):
                 self._refresh(name, pool, now_ms)
                 self.in_flight.start_round(name)
                 yield from self._turns_of(name, pool, now_ms)
+
+    def spare_turns(self, copies: CopyQueue[ItemT], now_ms: int) -> Iterator[Turn[ItemT]]:
+        """Copies that may be dispatched now, each reserved in flight and removed from ``copies`` when yielded: as long
+        as nothing waits for their pool here or, by the last reports, at another dispatcher, and in a part of the
+        window. A copy that is larger than that part goes alone."""
+        for name in copies.pools():
+            pool = self._pool(name)
+            self._refresh(name, pool, now_ms)
+            is_idle = not len(pool.queue) and not any(pool.share.weights_by_class.values())
+            if is_idle and pool.capacity.state is CapacityState.LIVE:
+                self.in_flight.start_round(name)
+                yield from self._spare_turns_of(name, pool, copies, now_ms)
+
+    def _spare_turns_of(
+        self, name: str, pool: _Pool[ItemT], copies: CopyQueue[ItemT], now_ms: int
+    ) -> Iterator[Turn[ItemT]]:
+        is_placed = _placement(pool)
+        while True:
+            part = Amount(COPIES_PART * pool.window.tokens, COPIES_PART * pool.window.items)
+            room = min(
+                room_tokens(pool.window, pool.share.share, self._held(name, pool)),
+                room_tokens(part, pool.share.share, self.in_flight.copies(name)),
+            )
+            heads = copies.heads(name) if room > 0 else iter(())
+            item = next((one for one in heads if one.cost_tokens <= room and (not is_placed or is_placed(one))), None)
+            if item is None:
+                return
+            copies.pop(item)
+            view = self._view(name, pool)
+            yield Turn(item, False, self._reserve(name, pool, item, now_ms, is_copy=True), view)
+
+    def queue_ms(self, pool_name: str) -> float:
+        """The time that the pool takes for all that waits for it here, as of the last refresh; infinite while its rate
+        is unknown and something waits."""
+        pool = self._pool(pool_name)
+        tokens = pool.queue.total.tokens
+        rate = pool.capacity.cost_tokens_per_s * (pool.share.share or 1.0)
+        return 0.0 if not tokens else 1_000 * tokens / rate if rate > 0 else inf
 
     def take_late(self, now_ms: int) -> list[ItemT]:
         """Remove the requests that can no longer be answered in time: at once after a pool got slower or lost its
@@ -501,8 +542,8 @@ class Scheduler(Generic[ItemT]):
         pool, _ = pool_of_priority(topic)
         self.in_flight.began(pool, partition, now_ms)
 
-    def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT, now_ms: int) -> int:
-        """Count the request as in flight. Returns the partition for it."""
+    def _reserve(self, name: str, pool: _Pool[ItemT], item: ItemT, now_ms: int, *, is_copy: bool = False) -> int:
+        """Count the request as in flight. Returns the partition for it. Nothing is learned from the cost of a copy."""
         topic = priority_topic(name, item.priority_class)
         choice, partitions = pool.choice, pool.capacity.work_partitions
         if choice is None or partitions is None:
@@ -514,7 +555,8 @@ class Scheduler(Generic[ItemT]):
             choice.add(item.cost_tokens)
             pool.window = choice.window
         gain = _MEAN_COST_GAIN if pool.mean_cost_tokens else 1.0
-        pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
+        if not is_copy:
+            pool.mean_cost_tokens += gain * (item.cost_tokens - pool.mean_cost_tokens)
         reserved = Reserved(
             pool=name,
             priority_class=item.priority_class,
@@ -534,9 +576,13 @@ class Scheduler(Generic[ItemT]):
         """Work in flight of the live consumers; not that on a dead one's partitions until the group moves them."""
         return self.in_flight.held(name, pool.capacity.owned_partitions)
 
+    def _ahead_tokens(self, name: str, pool: _Pool[ItemT]) -> int:
+        """Work in flight that goes before a request: a consumer runs copies for evaluation when it has nothing else."""
+        return max(0, self._held(name, pool).tokens - self.in_flight.copies(name).tokens)
+
     def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Callable[[ItemT], bool]:
         """Whether a request that starts at the earliest possible time would end after its deadline."""
-        in_flight = self._held(name, pool).tokens
+        in_flight = self._ahead_tokens(name, pool)
         capacity = pool.capacity
         rate = capacity.cost_tokens_per_s
         start_ms, ms_per_token = now_ms, 0.0

@@ -198,7 +198,7 @@ class ConsumerApp:
             for host in self._hosts
         }
         driver = EngineDriver(
-            waiting=WaitingWork(MicroBatcher(limits, by_model)),
+            waiting=WaitingWork(MicroBatcher(limits, by_model), copies=WaitingWork(MicroBatcher(limits, by_model))),
             engines=EngineStates(states),
             transactions=transactions,
             settler=settler,

@@ -129,7 +129,8 @@ class InferenceConsumer:
             now_ms = self.clock()
             engines = driver.engines
             is_failing = bool(engines.lost) or any(
-                state.watch is not None and state.watch.is_overdue(now_ms) for state in engines
+                state.watch is not None and state.watch.is_overdue(now_ms) and not state.only_copies
+                for state in engines
             )
             return Reading(
                 rates=driver.meter.rates,
@@ -221,7 +222,7 @@ class InferenceConsumer:
         if len(waits) >= self.prefetch.max_items or waits.size_bytes >= self.prefetch.bytes_each:
             return set(PRIORITY_WEIGHTS)
         with self.driver.changed:
-            batcher = self.driver.waiting.batcher
+            waiting = self.driver.waiting
             checked_bytes: dict[str, list[int]] = {}
             for work in self.driver.guardrails.inputs():
                 checked_bytes.setdefault(work.item.priority_class, []).append(work.size_bytes)
@@ -229,7 +230,7 @@ class InferenceConsumer:
             for priority in PRIORITY_WEIGHTS:
                 parts = 2 if priority in self._full else 1
                 checked = checked_bytes.get(priority, ())
-                count, size_bytes = batcher.count(priority) + len(checked), batcher.size_bytes(priority) + sum(checked)
+                count, size_bytes = waiting.count(priority) + len(checked), waiting.size_bytes(priority) + sum(checked)
                 metrics.PREFETCHED_ITEMS.labels(priority=priority).set(count)
                 if count * parts >= self.prefetch.max_items or size_bytes * parts >= self.prefetch.bytes_each:
                     full.add(priority)

@@ -30,7 +30,7 @@ from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, R
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.result_writer import ResultWriter
-from inference_consumers.results.retries import Verdict, after_death, after_failure, after_problem
+from inference_consumers.results.retries import Again, Verdict, after_death, after_failure, after_problem
 from inference_consumers.results.settled import EngineRun, Settled
 
 log = get_logger(__name__)
@@ -90,20 +90,25 @@ class EngineDriver:
         while True:
             with self.changed:
                 started = None
-                while not self._stopping and (started := self._start()) is None:
+                while not self._stopping and (started := self._start()) is None and not self._must_yield():
                     self.changed.wait(self._pause_s())
-            if started is None:
+                is_over = self._stopping and started is None
+                yielding = self._yielding()
+            if started is not None:
+                self._send(*started)
+            self._end_copies(yielding)
+            if is_over:
                 return
-            self._send(*started)
 
     def start_one(self) -> bool:
         """Start the run that is due now; False when none is."""
         with self.changed:
             started = self._start()
-        if started is None:
-            return False
-        self._send(*started)
-        return True
+            yielding = self._yielding()
+        if started is not None:
+            self._send(*started)
+        self._end_copies(yielding)
+        return started is not None
 
     def stop(self) -> None:
         with self.changed:
@@ -135,7 +140,11 @@ class EngineDriver:
     def loaded_versions(self) -> tuple[str, ...]:
         """The versions that can run now or are being started again, as requests name them."""
         with self.changed:
-            return tuple(version_key(*state.host.key) for state in self.engines if state.has_been_loaded)
+            return tuple(
+                version_key(*state.host.key)
+                for state in self.engines
+                if state.has_been_loaded and not state.is_unusable
+            )
 
     def idle_ms(self, now_ms: int) -> int:
         """Since the end of the last run; 0 while something runs. Under the lock."""
@@ -151,7 +160,8 @@ class EngineDriver:
         settlements: list[Settlement] = []
         for one in settled:
             dead = isinstance(one.outcome, Failure) and one.outcome.code == Code.POISON
-            if self.count_dead(one.work.item.tenant, dead=dead):
+            # A candidate that fails on every copy says nothing of this process.
+            if one.work.is_copy or self.count_dead(one.work.item.tenant, dead=dead):
                 settlements.append(self.settler.settle(one.work, one.outcome, one.run))
         if settlements:
             self.transactions.submit_many(settlements)
@@ -212,7 +222,7 @@ class EngineDriver:
                     texts += self._ended_stream(run, finished.index)
             self._measure_busy(state, now_ms)
             if step.finished:
-                if not run.open and not state.is_continuous:
+                if not run.open and not state.is_continuous and not run.is_copies:
                     # The next run is sent before the answers are encoded, and before the end of this one is reported.
                     self._last_run_at_ms, self._last_run_items = now_ms, len(run.work)
                 self.changed.notify_all()
@@ -266,8 +276,9 @@ class EngineDriver:
             verdict = after_death(lost, end, alone=alone)
             settled = []
             if runs:
-                self.meter.finished(1.0, failed=True)
-                self._last_run_at_ms = now_ms
+                if not all(run.is_copies for run in runs):
+                    self.meter.finished(1.0, failed=True)
+                    self._last_run_at_ms = now_ms
                 started_at_ms = min(run.started_at_ms for run in runs)
                 settled = self._apply(verdict, EngineRun(state.name, len(lost), started_at_ms, now_ms))
             self._measure_busy(state, now_ms)
@@ -286,11 +297,11 @@ class EngineDriver:
         self._tell(settled)
 
     def engine_failed(self, host: Host, reason: str) -> None:
-        """The end of the consumer, unless it is a new version beside one that serves."""
+        """The end of the consumer, unless it is a new version beside one that serves, or ran copies alone."""
         log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
         with self.changed:
             state = self.engines.by_key[host.key]
-            if not state.has_been_loaded and self.engines.has_other_version(host.key):
+            if (state.only_copies or not state.has_been_loaded) and self.engines.has_other_version(host.key):
                 state.is_unusable = True
                 return
         self.on_fatal(EngineFailedError(reason))
@@ -311,9 +322,40 @@ class EngineDriver:
         state = self.engines.by_key[picked.model_key]
         self.engines.about_to_start(picked.model_key)
         run = self.engines.runs.start(picked.model_key, picked.work, now_ms, alone=picked.alone)
+        state.has_run_copies |= run.is_copies
+        state.has_run_requests |= not run.is_copies
         state.started(now_ms, self.timeouts, self.meter.predicted_s(len(picked.work), picked.cost_tokens))
         self._measure_busy(state, now_ms)
         return run, state
+
+    def _must_yield(self) -> bool:
+        """Whether requests wait, or run, while a micro-batch of copies does. Under the lock."""
+        runs = list(self.engines.runs)
+        has_requests = self.waiting.requests > 0 or any(run.open and not run.is_copies for run in runs)
+        return has_requests and any(self._may_yield(run) for run in runs)
+
+    def _yielding(self) -> list[tuple[Host, int, tuple[int, ...]]]:
+        """Micro-batches of copies that are to end at their next step, since their engines, or the device, are wanted:
+        host, run and items. Under the lock."""
+        if not self._must_yield():
+            return []
+        yielding = [run for run in self.engines.runs if self._may_yield(run)]
+        for run in yielding:
+            run.is_yielding = True
+        return [(self.engines.by_key[run.model_key].host, run.run_id, tuple(sorted(run.open))) for run in yielding]
+
+    def _may_yield(self, run: ActiveRun) -> bool:
+        return (
+            run.is_copies
+            and not run.is_yielding
+            and bool(run.open)
+            and not self.engines.by_key[run.model_key].is_continuous
+        )
+
+    @staticmethod
+    def _end_copies(yielding: Sequence[tuple[Host, int, tuple[int, ...]]]) -> None:
+        for host, run_id, indexes in yielding:
+            host.cancel(run_id, indexes)
 
     def _send(self, run: ActiveRun, state: EngineState) -> None:
         state.host.run(run.run_id, engine_items(run.work), state.life)
@@ -339,9 +381,10 @@ class EngineDriver:
         return outstanding > _MAX_UNCOMMITTED_BATCHES * self.waiting.batcher.limits.max_items
 
     def _is_idle(self, now_ms: int) -> bool:
-        """Whether waiting for a larger batch is useless: the engine was idle, or its last run was a single item."""
+        """Whether waiting for a larger batch is useless: the engine was idle, or its last run was a single item. Runs
+        of copies do not count."""
         rested = now_ms - self._last_run_at_ms > self.waiting.batcher.limits.timeout_ms
-        return rested or (self._last_run_items <= 1 and len(self.waiting) <= 1)
+        return rested or (self._last_run_items <= 1 and self.waiting.requests <= 1)
 
     def _streamed(self, run: ActiveRun, index: int, delta: str, now_ms: int) -> list[StreamedText]:
         work, model = run.work[index], run.model_key[0]
@@ -380,7 +423,10 @@ class EngineDriver:
     ) -> list[Settled]:
         work = run.work[index]
         engine_run = _run_of(state, run, now_ms)
-        if state.is_continuous and isinstance(outcome, Success):
+        if run.is_yielding and isinstance(outcome, CancelledItem) and not self.is_cancelled(work):
+            self.waiting.add_again((Again((work,)),))
+            return []
+        if state.is_continuous and isinstance(outcome, Success) and not work.is_copy:
             self._busy.served(work.item, outcome.usage)
         if work.item.guardrails is not None and self.guardrails.takes((run.run_id, index), work, outcome, engine_run):
             return []
@@ -397,31 +443,35 @@ class EngineDriver:
         if not verdict.again:
             return settled
         # What moved on or was cancelled while it ran does not run again.
-        self.waiting.retries.take(lambda work: not self.is_current(work.claim))
-        unwanted = self.waiting.retries.take(self.is_cancelled)
+        self.waiting.take_again(lambda work: not self.is_current(work.claim))
+        unwanted = self.waiting.take_again(self.is_cancelled)
         return [*settled, *(Settled(work, CancelledItem(TokenUsage()), run) for work in unwanted)]
 
     def _measure(
         self, run: ActiveRun, state: EngineState, ended: RunEnded, problem: Problem | None, now_ms: int
     ) -> None:
         key, items, tokens = run.model_key, len(run.work), run.all_cost_tokens
-        limits = self.waiting.batcher.limits_of(key)
+        batcher = self.waiting.batcher_of(copies=run.is_copies)
+        limits = batcher.limits_of(key)
         fill = max(items / limits.max_items, tokens / limits.max_tokens)
-        self.meter.finished(fill, failed=run.all_failed(problem is not None))
-        self._last_run_at_ms, self._last_run_items = now_ms, items
+        if not run.is_copies:
+            # What a candidate does with copies says nothing of how fast, or how well, requests are served here.
+            self.meter.finished(fill, failed=run.all_failed(problem is not None))
+            self._last_run_at_ms, self._last_run_items = now_ms, items
         if not state.is_continuous:
-            self.meter.ran(run.measured(ended.seconds))
+            if not run.is_copies:
+                self.meter.ran(run.measured(ended.seconds))
             if problem is None:
                 # An engine that counts nothing is taken to pad.
                 padding = ended.computed_tokens - ended.useful_tokens if ended.computed_tokens else None
                 # The way to the engine and back is part of what a batch costs: meanwhile the engine does nothing else.
                 way_s = (now_ms - run.started_at_ms) / 1_000 - ended.seconds
                 took_s = ended.seconds + min(max(way_s, 0.0), _LONGEST_WAY_S)
-                self.waiting.batcher.ran(key, items, tokens, took_s, padding_tokens=padding)
+                batcher.ran(key, items, tokens, took_s, padding_tokens=padding)
         if problem is not None and problem.out_of_memory:
             metrics.OUT_OF_MEMORY.labels(model=key[0]).inc()
             if items > 1:
-                self.waiting.batcher.out_of_memory(key, items, tokens)
+                batcher.out_of_memory(key, items, tokens)
         self._measure_busy(state, now_ms)
         _count_run(run, fill, ended)
 
@@ -435,7 +485,8 @@ class EngineDriver:
         items = sum(len(run.open) for run in self.engines.runs.of(state.host.key))
         metrics.RUNNING_ITEMS.labels(model=state.host.key[0]).set(items)
         if state.is_continuous:
-            run = self._busy.changed(now_ms, items)
+            requests = sum(len(run.open) for run in self.engines.runs.of(state.host.key) if not run.is_copies)
+            run = self._busy.changed(now_ms, requests)
             if run is not None:
                 self.meter.ran(run)
 

@@ -9,6 +9,8 @@ from fairlane.records import ModelRoute, ModelVersion
 from fairlane.settings import Settings
 from fairlane_server.control.published_models import model_topic
 from fairlane_server.control.route_change import change_route, model_changes
+from fairlane_server.evaluation.shadow_report import ShadowReport, read_shadow_report
+from fairlane_server.evaluation.shadows import NoShadowError
 from fairlane_server.models.catalog import ModelRecord
 from fairlane_server.models.changes import (
     API,
@@ -53,13 +55,14 @@ _FIELD = re.compile(r"(?:[a-z_]+(?:\.[\w.-]+)*: )+")
 
 
 def invalid_change(error: ValueError) -> InvalidModelChangeError:
-    """A problem of a route, such as ``rules.canary: arms: ...``, as field and reason. The fields of a rollout are those
-    of its plan."""
+    """A problem of a route, such as ``rules.canary: arms: ...``, as field and reason. The fields of a rollout,
+    and of a shadow, are those of its plan."""
     message = str(error)
     found = _FIELD.match(message)
     fields = "" if found is None else found[0]
     return InvalidModelChangeError(
-        message.removeprefix(fields), fields.removeprefix("rollout: ").removesuffix(": ").replace(": ", ".")
+        message.removeprefix(fields),
+        fields.removeprefix("rollout: ").removeprefix("shadow: ").removesuffix(": ").replace(": ", "."),
     )
 
 
@@ -89,7 +92,7 @@ class ModelRoutes:
 
         try:
             return change_route(self._settings, self._codec, model, decided)
-        except NoRolloutError as error:
+        except (NoRolloutError, NoShadowError) as error:
             raise ModelConflictError(str(error)) from None
         except ValueError as error:
             raise invalid_change(error) from None
@@ -117,3 +120,7 @@ class ModelRoutes:
     def decisions(self, model: str, rollout: str | None, most: int) -> Sequence[RouteChange]:
         """Decisions of a rollout, oldest first; of the latest one if none is named. Raises DatabaseError."""
         return read_rollout_decisions(self._settings, model, rollout, most)
+
+    def shadow_report(self, run: str, most: int) -> ShadowReport:
+        """Counts and comparison of a shadow, as far as they are recorded. Raises DatabaseError."""
+        return read_shadow_report(self._settings, run, most)

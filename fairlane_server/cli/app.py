@@ -31,6 +31,7 @@ from fairlane_server.cli import (
     routes,
     schemas,
     sessions,
+    shadows,
     top,
     topics,
 )
@@ -56,6 +57,7 @@ app.add_typer(models.models, name="models")
 app.add_typer(routes.routes, name="routes")
 app.add_typer(rollouts.rollouts, name="rollout")
 app.add_typer(log_replays.app, name="replay")
+app.add_typer(shadows.shadows, name="shadow")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(schemas.app, name="schemas")
 app.add_typer(db.app, name="db")

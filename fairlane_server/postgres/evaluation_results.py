@@ -1,8 +1,7 @@
 """Results of copies that ran for evaluation, each beside its original, from the tables that the recorder fills."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from fairlane_server.evaluation.pairs import Answer, Pair
 
@@ -23,8 +22,7 @@ WHERE inputs ->> 'shadow_run' = %s AND inputs ? 'shadow_run' GROUP BY 1
 """
 
 
-@dataclass(frozen=True, slots=True)
-class ArmPair:
+class ArmPair(NamedTuple):
     """A pair, and the arm whose copy is in it."""
 
     arm: str

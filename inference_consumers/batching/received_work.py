@@ -42,3 +42,8 @@ class ReceivedWork:
     @property
     def request_id(self) -> str:
         return self.item.request.request_id
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it runs for evaluation alone."""
+        return self.item.evaluation is not None

@@ -1,59 +1,97 @@
-"""Work that a consumer holds and does not run: new items, and items to be retried. Pure."""
+"""Work that a consumer holds and does not run: new items, items to be retried, and copies for evaluation. Pure."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim
 from inference_consumers.batching.micro_batch import MicroBatch, MicroBatcher
-from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.engine_process.states import EngineStates
 from inference_consumers.results.retries import Again, PendingRetries
 
 
 @dataclass(slots=True)
 class WaitingWork:
-    """New items in the micro-batcher, and items to be retried. One thread at a time."""
+    """New items in the micro-batcher, and items to be retried. One thread at a time.
+
+    Copies for evaluation wait apart: they are in no batch with requests, and nothing is learned from their runs about
+    those of requests. One runs when no request waits.
+    """
 
     batcher: MicroBatcher
     retries: PendingRetries = field(default_factory=PendingRetries)
+    copies: "WaitingWork | None" = None
+    """None where copies themselves wait."""
 
     def add(self, work: ReceivedWork) -> None:
-        self.batcher.add(work)
+        self._lane(work).batcher.add(work)
 
     def add_again(self, again: Sequence[Again]) -> None:
-        self.retries.add(again)
+        for one in again:
+            self._lane(one.work[0]).retries.add((one,))
 
     def __len__(self) -> int:
+        return self.requests + (0 if self.copies is None else len(self.copies))
+
+    @property
+    def requests(self) -> int:
+        """The number of items that are no copies."""
         return len(self.batcher) + len(self.retries)
 
     @property
     def cost_tokens(self) -> int:
-        return self.batcher.cost_tokens + self.retries.cost_tokens
+        return sum(lane.batcher.cost_tokens + lane.retries.cost_tokens for lane in self._lanes)
+
+    def count(self, priority: str) -> int:
+        """New items of a priority, copies included."""
+        return sum(lane.batcher.count(priority) for lane in self._lanes)
+
+    def size_bytes(self, priority: str) -> int:
+        """Bytes of the new items of a priority, copies included."""
+        return sum(lane.batcher.size_bytes(priority) for lane in self._lanes)
+
+    def batcher_of(self, *, copies: bool) -> MicroBatcher:
+        """The micro-batcher of requests, or that of copies."""
+        return self.batcher if self.copies is None or not copies else self.copies.batcher
 
     def discard_stale(self, is_current: Callable[[Claim], bool]) -> int:
         """Drop work whose partition moved on; its new owner reads it again. Returns how many."""
         return len(self.take(lambda work: not is_current(work.claim)))
 
     def take_expired(self, now_ms: int) -> list[ReceivedWork]:
-        again = self.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
-        return [*self.batcher.take_expired(now_ms), *again]
+        expired: list[ReceivedWork] = []
+        for lane in self._lanes:
+            again = lane.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
+            expired += [*lane.batcher.take_expired(now_ms), *again]
+        return expired
 
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
-        return [*self.batcher.take(condition), *self.retries.take(condition)]
+        return [work for lane in self._lanes for work in (*lane.batcher.take(condition), *lane.retries.take(condition))]
+
+    def take_again(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
+        """Remove the items to be retried that meet the condition."""
+        return [work for lane in self._lanes for work in lane.retries.take(condition)]
 
     def take_request(
         self, tenant: str, request_id: str, condition: Callable[[ReceivedWork], bool]
     ) -> list[ReceivedWork]:
         """Remove the work of a request that meets the condition, mostly none: that costs little."""
-        held = self.batcher.take(condition) if self.batcher.holds(tenant, request_id) else []
-        return [*held, *self.retries.take(condition)]
+        taken: list[ReceivedWork] = []
+        for lane in self._lanes:
+            held = lane.batcher.take(condition) if lane.batcher.holds(tenant, request_id) else []
+            taken += [*held, *lane.retries.take(condition)]
+        return taken
 
     def pick(self, now_ms: int, engines: EngineStates, *, idle: bool) -> MicroBatch | None:
         """What to run now; None when no engine has room for anything that waits, or it pays to wait for more.
 
         What must run alone keeps its engine free of other work from the moment it is due.
         """
-        runnable = engines.runnable()
+        if self.copies is None or self.requests:
+            return self._pick(now_ms, engines, engines.runnable(), idle=idle)
+        return self.copies._pick(now_ms, engines, engines.runnable(for_copies=True), idle=idle)
+
+    def _pick(self, now_ms: int, engines: EngineStates, runnable: set[ModelKey], *, idle: bool) -> MicroBatch | None:
         again = self.retries.next(now_ms, runnable, engines.idle(runnable))
         if again is not None:
             return MicroBatch(again.model_key, again.work, again.alone)
@@ -67,7 +105,11 @@ class WaitingWork:
 
     def due_at_ms(self, engines: EngineStates, *, idle: bool) -> int | None:
         """When there may be something to pick although nothing else happens; None when not."""
-        runnable = engines.runnable()
+        if self.copies is None or self.requests:
+            return self._due_at_ms(engines, engines.runnable(), idle=idle)
+        return self.copies._due_at_ms(engines, engines.runnable(for_copies=True), idle=idle)
+
+    def _due_at_ms(self, engines: EngineStates, runnable: set[ModelKey], *, idle: bool) -> int | None:
         # What fits into a continuous engine was picked; for more it takes something that ends.
         batched = {key for key in runnable if not engines.by_key[key].is_continuous}
         times = (
@@ -75,3 +117,10 @@ class WaitingWork:
             self.batcher.due_at_ms(idle=idle, runnable=batched),
         )
         return min((at_ms for at_ms in times if at_ms is not None), default=None)
+
+    @property
+    def _lanes(self) -> "tuple[WaitingWork, ...]":
+        return (self,) if self.copies is None else (self, self.copies)
+
+    def _lane(self, work: ReceivedWork) -> "WaitingWork":
+        return self.copies if self.copies is not None and work.is_copy else self

@@ -29,6 +29,8 @@ class ActiveRun:
     alone: bool = False
     open: set[int] = field(default_factory=set)
     """Places of the items without an outcome."""
+    is_yielding: bool = False
+    """Its items were told to end, so that requests need not wait for copies; they run again later."""
     _engine_failed: bool = False
     _served: list[tuple[WorkItem, TokenUsage]] = field(default_factory=list)
     _next_chunk: dict[int, int] = field(default_factory=dict)
@@ -36,6 +38,11 @@ class ActiveRun:
 
     def __post_init__(self) -> None:
         self.open = set(range(len(self.work)))
+
+    @property
+    def is_copies(self) -> bool:
+        """Whether it runs copies for evaluation, which are in no run with requests."""
+        return self.work[0].is_copy
 
     @property
     def open_work(self) -> list[ReceivedWork]:
@@ -176,6 +183,13 @@ class EngineState:
     is_unusable: bool = False
     life: int = 0
     watch: RunWatch | None = None
+    has_run_requests: bool = False
+    has_run_copies: bool = False
+
+    @property
+    def only_copies(self) -> bool:
+        """Whether it has run nothing but copies for evaluation: its failures are no failures of the consumer."""
+        return self.has_run_copies and not self.has_run_requests
 
     def started(self, now_ms: int, timeouts: StallTimeouts, predicted_s: float | None) -> None:
         if self.watch is None:
@@ -191,7 +205,7 @@ class EngineState:
 @dataclass(slots=True)
 class EngineStates:
     """Micro-batch engines run one batch at a time, whatever the number of models: they share a device. A continuous one
-    takes items as long as it has room."""
+    takes items as long as it has room. Copies for evaluation wait for all runs, and hold up only their own engine."""
 
     by_key: Mapping[ModelKey, EngineState]
     runs: ActiveRuns = field(default_factory=ActiveRuns)
@@ -220,17 +234,24 @@ class EngineStates:
     @property
     def lost(self) -> list[str]:
         """Models whose engines were loaded and are not any more: their processes died and are being started again."""
-        return [state.host.key[0] for state in self if state.has_been_loaded and not state.is_loaded]
+        return [
+            state.host.key[0]
+            for state in self
+            if state.has_been_loaded and not state.is_loaded and not state.only_copies
+        ]
 
-    def runnable(self) -> set[ModelKey]:
+    def runnable(self, *, for_copies: bool = False) -> set[ModelKey]:
         """Models whose engines take a run. One whose items all have outcomes is as good as over: its end is reported
         while the next one is on its way."""
-        busy = any(run.open and not self.by_key[run.model_key].is_continuous for run in self.runs)
+        busy = any(
+            run.open and not self.by_key[run.model_key].is_continuous and (for_copies or not run.is_copies)
+            for run in self.runs
+        )
         return {key for key, state in self.by_key.items() if state.is_loaded and self._has_room(key, state, busy=busy)}
 
     def behind(self, key: ModelKey) -> set[ModelKey]:
         """Models that wait for this one's engine while it runs something."""
-        if self.by_key[key].is_continuous:
+        if self.by_key[key].is_continuous or all(run.is_copies for run in self.runs.of(key)):
             return {key}
         return {other for other, state in self.by_key.items() if not state.is_continuous}
 
@@ -244,7 +265,7 @@ class EngineStates:
 
     def _has_room(self, key: ModelKey, state: EngineState, *, busy: bool) -> bool:
         if not state.is_continuous:
-            return not busy
+            return not busy and not any(run.open for run in self.runs.of(key))
         items, tokens = self.room(key)
         return items > 0 and tokens > 0 and not any(run.alone for run in self.runs.of(key))
 

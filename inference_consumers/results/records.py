@@ -77,7 +77,8 @@ class AnswerWriter:
     prices: Callable[[], PriceBook] = lambda: NO_PRICES
 
     def answered(self, work: ReceivedWork, outcome: SettledOutcome, run: EngineRun) -> Answered:
-        """The reply and the usage of an item that an engine ran; a poisonous one goes to the dead letters as well."""
+        """The reply and the usage of an item that an engine ran. A poisonous one goes to the dead letters as well, but
+        not a copy: it would be the request of a tenant in one more place."""
         usage = self._usage(work, outcome, run)
         reply = _reply(work, outcome, run, usage.cost)
         value = self.codec.encode(reply)
@@ -92,7 +93,7 @@ class AnswerWriter:
             reply = _reply(work, outcome, run, usage.cost)
             value = self.codec.encode(reply)
         outputs = [self._reply_record(work, reply, value), self._usage_record(usage)]
-        if isinstance(outcome, Failure) and outcome.code == Code.POISON:
+        if isinstance(outcome, Failure) and outcome.code == Code.POISON and not work.is_copy:
             poison = PoisonError(outcome.message)
             key, value = work.original_key, work.original_value
             outputs.append(self._dead_letter(work.claim, key, value, work.appended_at_ms, poison, work.item))
@@ -141,6 +142,7 @@ class AnswerWriter:
             cost=self.prices().nothing(item.request.model),
             guardrails=work.verdicts,
             budget=item.budget,
+            evaluation=item.evaluation,
         )
         value = self.codec.encode(reply)
         usage = self._usage(work, None, None)
@@ -155,8 +157,10 @@ class AnswerWriter:
 
     def unpublishable(self, settlement: Settlement, reason: str) -> Settlement:
         """The broker keeps refusing this settlement's outputs. Work that cannot be handed back is refused at once; a
-        reply is kept where an operator finds it."""
+        reply is kept where an operator finds it, but for that of a copy, which is left out."""
         first = settlement.outputs[0]
+        if first.topic == names.EVALUATION_REPLIES:
+            return Settlement(settlement.claim, settlement.outputs[1:])
         if names.is_returned(first.topic):
             return self._not_handed_back(settlement, f"cannot be handed back: {reason}")
         error = UnreadableWorkError(f"the reply could not be written: {reason}")
@@ -203,6 +207,7 @@ class AnswerWriter:
             replay_of=item.request.replay_of,
             cost=usage.cost,
             budget=item.budget,
+            evaluation=item.evaluation,
         )
         return Settlement(
             settlement.claim,
@@ -336,10 +341,12 @@ def _reply(work: ReceivedWork, outcome: SettledOutcome, run: EngineRun, cost: Co
         cost=cost,
         guardrails=work.verdicts,
         budget=item.budget,
+        evaluation=item.evaluation,
     )
     if isinstance(outcome, Success):
         answer = replace(reply, output=outcome.output, usage=outcome.usage, finish_reason=outcome.finish_reason)
-        return answer if outcome.output.text is None else replace(answer, turn=turn_of(item.request))
+        has_turn = outcome.output.text is not None and not work.is_copy
+        return replace(answer, turn=turn_of(item.request)) if has_turn else answer
     if isinstance(outcome, CancelledItem):
         message = "cancelled while it waited for an engine" if work.runs == 0 else "cancelled while it ran"
         return replace(reply, outcome=Outcome.CANCELLED, message=message, usage=outcome.usage)

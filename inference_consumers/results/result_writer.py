@@ -102,7 +102,8 @@ class ResultWriter:
         if isinstance(outcome, Failure):
             code = outcome.code
             if code == Code.POISON:
-                metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="poison").inc()
+                if not work.is_copy:
+                    metrics.DEAD_LETTERS.labels(topic=names.DEAD_LETTER_WORK, problem="poison").inc()
                 log.error("poison", request_id=work.request_id, tenant=tenant, model=model, reason=outcome.message)
         else:
             code = outcome.code if isinstance(outcome, Withheld) else ""

@@ -26,7 +26,17 @@ from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.client import redis_client
 from fairlane_server.rollouts.controller import RolloutController
-from producers.admin import audit, dead_letters, identities, log_replays, models, observation, rollouts, tenants
+from producers.admin import (
+    audit,
+    dead_letters,
+    identities,
+    log_replays,
+    models,
+    observation,
+    rollouts,
+    shadows,
+    tenants,
+)
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -115,6 +125,7 @@ class AdminApi:
             dead_letters.router(deps, self._office, self._letter_calls),
             models.router(deps, routes, self._history_calls),
             rollouts.router(deps, routes, self._history_calls, self._rollouts),
+            shadows.router(deps, routes, self._history_calls),
             log_replays.router(deps, self._replays, self._replay_calls, routes),
             observation.router(deps, self._observer, self._load_calls),
             audit.router(deps),

@@ -1,7 +1,9 @@
 """Projection of log records to table rows. Pure: no Kafka client, no database, no clock."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from operator import itemgetter
 from typing import Any
 
 from fairlane.codec import Codec, DecodeError, DecodeProblem
@@ -125,6 +127,13 @@ def project(records: Iterable[LogRecord], codec: Codec) -> Projection:
         if gone := [key for key, row in rows_by_key.items() if row is None]:
             projection.withdrawn[name] = gone
     return projection
+
+
+def ends_of_copies(projection: Projection) -> Counter[tuple[str, str, str]]:
+    """The number of copies in a batch by kind, arm and how they ended. A reply that is read again counts again."""
+    place_of = itemgetter(*map(list(EVALUATION_RESULTS.columns).index, ("kind", "arm", "ended")))
+    layers = projection.layers.get(EVALUATION_RESULTS.name, ())
+    return Counter(place_of(row) for layer in layers for row in layer)
 
 
 def _layers(table: Table, rows: Sequence[Row]) -> list[list[Row]]:

@@ -19,7 +19,7 @@ from fairlane.schema_registry import RegistryError
 from fairlane.skipping_consumer import SkippedRange
 from fairlane_server.processes.service import Readiness
 from stream_processors.recorder.positions import Move, Partition, Positions, Stored
-from stream_processors.recorder.projection import LogRecord, Projection, project
+from stream_processors.recorder.projection import LogRecord, Projection, ends_of_copies, project
 from stream_processors.recorder.retention import Rule, drop_old
 from stream_processors.recorder.source import End, Event, LogConsumer, LogUnavailableError, OutOfRange
 from stream_processors.recorder.store import (
@@ -356,6 +356,8 @@ def _report(projection: Projection, repetitions: Iterable[Repetition]) -> None:
     for table in ALL_TABLES:
         if count := projection.count(table) + len(projection.withdrawn.get(table.name, ())):
             metrics.RECORDED.labels(table.record).inc(count)
+    for (kind, arm, ended), count in ends_of_copies(projection).items():
+        metrics.COPIES_ENDED.labels(kind, arm, ended).inc(count)
     for skipped in projection.skipped:
         _report_skipped(skipped.topic, skipped.partition, skipped.offset, skipped.problem)
     for repetition in repetitions:

@@ -103,10 +103,11 @@ class DriverBench:
         self.fatal: list[Exception] = []
         self.revoked: set[Claim] = set()
         codec = default_codec()
+        limits = BatchLimits(max_items=max_items, max_tokens=max_tokens, timeout_ms=0)
         loop: Any = self.transactions
         chunks: Any = self.chunks
         self.driver = EngineDriver(
-            waiting=WaitingWork(MicroBatcher(BatchLimits(max_items=max_items, max_tokens=max_tokens, timeout_ms=0))),
+            waiting=WaitingWork(MicroBatcher(limits), copies=WaitingWork(MicroBatcher(limits))),
             engines=EngineStates({MODEL: EngineState(self.host, max_items, max_tokens)}),
             transactions=loop,
             settler=ResultWriter(AnswerWriter(codec, "consumer-1")),

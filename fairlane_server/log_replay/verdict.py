@@ -103,25 +103,25 @@ class ReplayFinding:
 
     Attributes:
         measure: what is compared.
-        verdict: None without data, where none are required.
         pairs: requests that both have a value of.
+        tolerance: of the excess.
+        verdict: None without data, where none are required.
         candidate: the mean of the candidate; of length and engine time, tokens, and ms for each token.
         champion: the same of the champion.
         excess: mean of the differences, candidate less champion; of length and engine time, each by the larger value.
         lower: the excess is greater, but for the rate of false differences; None where nothing is known.
         upper: the excess is smaller, but for the rate of false equality.
-        tolerance: of the excess.
     """
 
     measure: str
-    verdict: str | None
     pairs: int
-    candidate: float | None
-    champion: float | None
-    excess: float | None
-    lower: float | None
-    upper: float | None
     tolerance: float
+    verdict: str | None = None
+    candidate: float | None = None
+    champion: float | None = None
+    excess: float | None = None
+    lower: float | None = None
+    upper: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,7 +234,7 @@ class ReplayTally:
         tolerance, series = TOLERANCES[measure], self._series.get(measure)
         verdict: ReplayVerdict | None = ReplayVerdict.UNDECIDED if measure in _REQUIRED else None
         if series is None:
-            return ReplayFinding(measure, verdict, 0, None, None, None, None, None, tolerance)
+            return ReplayFinding(measure, 0, tolerance, verdict)
         count = series.differences.count
         found = paired_bounds(series.differences, tolerance, (FALSE_DIFFERENCE_RATE / deciding, FALSE_SAME_RATE))
         if measure in _BOTH_WAYS:
@@ -244,7 +244,7 @@ class ReplayTally:
             verdict = _verdict_on(measure, found, tolerance)
         means = [total / count for total in (series.candidate, series.champion)]
         excess = series.differences.mean
-        return ReplayFinding(measure, verdict, count, *means, excess, found.lower, found.upper, tolerance)
+        return ReplayFinding(measure, count, tolerance, verdict, *means, excess, found.lower, found.upper)
 
     def _judged(self, findings: Sequence[ReplayFinding]) -> tuple[ReplayVerdict, str]:
         deciding = [one for one in findings if one.measure in _DECIDING and one.verdict is not None]

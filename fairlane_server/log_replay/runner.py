@@ -167,8 +167,6 @@ class LogReplayRunner:
             return False
         try:
             return self._step(replay, catalog)
-        except ProgressLostError as error:
-            return self._end(replay, LogReplayState.FAILED, f"its progress is lost: {error}")
         except _TROUBLES as error:
             self._fails(replay.replay, str(error))
         except Exception as error:
@@ -183,9 +181,12 @@ class LogReplayRunner:
             return self._end(replay, LogReplayState.FAILED, why)
         active = self._active.get(replay.replay)
         if active is None:
-            active = self._begun(replay, catalog)
-        copier, now_s = active.copier, monotonic()
-        if now_s >= active.count_at_s:
+            try:
+                active = self._begun(replay, catalog)
+            except ProgressLostError as error:
+                return self._end(replay, LogReplayState.FAILED, f"its progress is lost: {error}")
+        copier = active.copier
+        if monotonic() >= active.count_at_s:
             self._count(active)
         copied = copier.counts.copied
         outstanding = active.copies.of(copied)
@@ -196,30 +197,24 @@ class LogReplayRunner:
             metrics.LOG_REPLAY_COPIES.labels(model=replay.model).inc(ARMS * new)
             active.copied_at_s = monotonic()
         self._recovers(replay.replay)
-        is_copied = copier.is_read or copier.counts.copied == replay.most_requests
-        if not is_copied:
+        if not copier.is_read and copier.counts.copied != replay.most_requests:
             return dealt_with > 0
-        return self._ended(active)
-
-    def _ended(self, active: _Active) -> bool:
-        """End a replay whose requests are all copied, if all have their results."""
-        outstanding = active.copies.of(active.copier.counts.copied)
-        if outstanding == 0:
-            # The count may be from before the last copies.
-            self._count(active)
-            outstanding = active.copies.of(active.copier.counts.copied)
-        why = None
-        if outstanding > 0:
-            if monotonic() - active.copied_at_s < _RESULTS_TIMEOUT_S:
-                return False
-            why = f"{outstanding} copies have no result"
         if active.builder is None:
-            active.builder = ReportBuilder(self._journal.labels(active.replay))
-        pairs = self._journal.pairs(active.replay, active.builder.place, _PAIRS_PER_STEP)
-        active.builder.add(pairs)
+            left = active.copies.of(copier.counts.copied)
+            if left and monotonic() - active.copied_at_s < _RESULTS_TIMEOUT_S:
+                return False
+            active.builder = ReportBuilder(self._journal.labels(replay))
+        return self._judged(active, active.builder)
+
+    def _judged(self, active: _Active, builder: ReportBuilder) -> bool:
+        """Read some more results, and end the replay with its report when there are no more."""
+        pairs = self._journal.pairs(active.replay, builder.place, _PAIRS_PER_STEP)
+        builder.add(pairs)
         if len(pairs) == _PAIRS_PER_STEP:
             return True
-        return self._end(active.replay, LogReplayState.FINISHED, why, active.builder.report())
+        missing = active.copies.of(active.copier.counts.copied)
+        why = f"{missing} copies have no result" if missing else None
+        return self._end(active.replay, LogReplayState.FINISHED, why, builder.report())
 
     def _begun(self, replay: LogReplay, catalog: ModelCatalog) -> _Active:
         copier = ReplayCopier(self._settings, self._codec, replay, self._journal, self._watchdog)
@@ -305,6 +300,7 @@ class LogReplayRunner:
 
     def _let_go(self) -> None:
         """Carry out nothing any more: another process leads, or this one ends."""
+        metrics.LOG_REPLAYS_OPEN.set(0)
         for replay in list(self._active):
             self._close(replay)
         if self._stopping.is_set():

@@ -13,6 +13,8 @@ CLEANUP_MS = 6 * 60_000
 minute later."""
 RUN_MS = 3_600_000
 """A run that began before its request's deadline has ended, and its answer is written."""
+COPY_MS = 24 * 3_600_000
+"""A copy for evaluation, made of what was under way, waits at most so long until it is dispatched or dropped."""
 _TEXTS = frozenset({"InferenceRequest", "WorkItem", "InferenceReply", "ReplyChunk", "Feedback"})
 _REQUESTS, _WORK = ("requests", "backfill"), ("priority", "returned")
 _DEAD_LETTERS = ("dead-letter-requests", "dead-letter-work")
@@ -66,6 +68,7 @@ def expiries(erased_at_ms: int, tenant: str, families: Iterable[TopicFamily], li
     cached_until_ms = ended_at_ms + lives.cached_answers_ms
     written_by_ms = {
         **dict.fromkeys(_REQUESTS, erased_at_ms),
+        **dict.fromkeys((*_WORK, "evaluation-replies"), ended_at_ms + COPY_MS),
         "dead-letter-requests": erased_at_ms + _longest_of(_REQUESTS, longest),
         "dead-letter-work": ended_at_ms + _longest_of(_WORK, longest),
         "dead-letter-replies": ended_at_ms + _longest_of(_REPLIES, longest),

@@ -52,6 +52,10 @@ ROWS = {
     "label_items": "(tenant, request_id, origin, model, model_version, task, input, output, answered_at_ms, "
     "queued_at_ms) VALUES (%(tenant)s, 'r', 'feedback', 'm', '1', 'generate', '{}', '{}', 1, 1)",
     "labels": "(tenant, request_id, reviewer, given_at_ms) VALUES (%(tenant)s, 'r', 'me', 1)",
+    "evaluation_results": "(run, tenant, request_id, arm, kind, source_topic, source_partition, source_offset, ended, "
+    "outcome, prompt_tokens, completion_tokens, cached_tokens, batch_size, finished_at_ms, log_topic, log_partition, "
+    "log_offset, replies_seen) VALUES ('run', %(tenant)s, 'r', 'candidate', 'shadow', 's', 0, 0, 'completed', 'ok', 1, "
+    "1, 0, 1, 1, 'l', 0, 0, 1)",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""

@@ -23,7 +23,10 @@ from fairlane_server.topics.plan import plan
 from tests.kit.stack import PostgresServer
 from tests.kit.waiting import eventually
 
-_READ_BY_RECORDER = ("replies.", "gateway.replies", "jobs.replies", "ledger.", "control.tenants", "control.models")
+_READ_BY_RECORDER = (
+    *("replies.", "gateway.replies", "jobs.replies", "evaluation.replies"),
+    *("ledger.", "control.tenants", "control.models"),
+)
 _TIMEOUT_S = 20.0
 
 

@@ -9,7 +9,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from fairlane.names import backfill_topic, requests_topic, returned_topic
+from fairlane.names import EVALUATION_WORK, backfill_topic, requests_topic, returned_topic
 from fairlane.ownership import PartitionId
 from fairlane.records import TenantSpec
 from fairlane_server.models.catalog import ModelCatalog
@@ -61,12 +61,14 @@ def test_wanted_topics_are_worked_out_when_tenants_or_models_changed() -> None:
     topics = topics_of(Cluster())
     tenants = specs("acme", pool="own")
     wanted = topics.wanted(tenants, ModelCatalog())
-    assert wanted == {requests_topic("acme"), backfill_topic("acme"), returned_topic("own")}
+    assert wanted == {requests_topic("acme"), backfill_topic("acme"), returned_topic("own"), EVALUATION_WORK}
     models = ModelCatalog()
     again = topics.wanted(tenants, models)
     assert again == wanted
     assert topics.wanted(tenants, models) is again
-    assert topics.wanted(specs("globex"), models) == {requests_topic("globex"), backfill_topic("globex")}
+    assert topics.wanted(specs("globex"), models) == {
+        *(requests_topic("globex"), backfill_topic("globex"), EVALUATION_WORK)
+    }
 
 
 def test_parts_are_worked_out_when_tenants_or_the_assignment_or_the_topics_changed() -> None:

@@ -23,6 +23,7 @@ NAMES: Mapping[Resource, Sequence[str]] = {
         *("dead-letter.replies.acme", "dead-letter.replies.acme2", "dead-letter.requests", "dead-letter.work"),
         *("priority.fast.high", "priority.fast.normal", "priority.fast.low", "returned.fast"),
         *("priority.fast-2.high", "priority.fast-2.normal", "priority.fast-2.low", "returned.fast-2"),
+        *("evaluation.work", "evaluation.replies"),
         *("gateway.replies", "jobs.replies", "ledger.usage", "ledger.audit", "ledger.feedback"),
         *("control.tenants", "control.models", "control.prices"),
         *("control.capacity", "control.dispatch", "control.cancellations"),
@@ -50,7 +51,7 @@ _OF_PLACES = "requests.* backfill.* priority.* returned.* replies.* chunks.* dea
 _EVERY_TOPIC = (
     f"{_OF_PLACES} {_ALL_REPLIES} dead-letter.requests dead-letter.work control.tenants control.models control.prices "
     "control.capacity control.dispatch control.cancellations ledger.usage ledger.audit "
-    "ledger.feedback"
+    "ledger.feedback evaluation.work evaluation.replies"
 )
 _LETTERS = "dead-letter.requests dead-letter.work"
 _OBSERVERS = "fairlane-observer.*"
@@ -84,7 +85,7 @@ def _of_pool(name: str) -> Expected:
         {
             READ: f"priority.{name}.* control.prices control.cancellations",
             WRITE: f"returned.{name} {_ALL_REPLIES} chunks.* dead-letter.work control.capacity ledger.usage "
-            "ledger.audit",
+            "ledger.audit evaluation.replies",
         },
         {READ: f"fairlane.pool.{name}", DESCRIBE: _OBSERVERS},
         f"fairlane.consumer.{name}.* fairlane.consumer-2.{name}.*",
@@ -95,9 +96,9 @@ EXPECTED: Mapping[str, Expected] = {
     "fairlane_dispatcher": Expected(
         {
             READ: f"requests.* backfill.* priority.* returned.* {_ALL_REPLIES} control.tenants control.models "
-            "control.prices control.capacity control.dispatch ledger.usage",
+            "control.prices control.capacity control.dispatch ledger.usage evaluation.work",
             WRITE: f"priority.* {_ALL_REPLIES} dead-letter.requests control.dispatch control.cancellations "
-            "ledger.usage ledger.audit ledger.feedback",
+            "ledger.usage ledger.audit ledger.feedback evaluation.work evaluation.replies",
         },
         {READ: "fairlane.dispatcher", DESCRIBE: f"fairlane.dispatcher.archive fairlane.pool.* {_OBSERVERS}"},
         "fairlane.dispatcher.* fairlane.dispatcher-2.*",
@@ -118,6 +119,7 @@ EXPECTED: Mapping[str, Expected] = {
     "fairlane_recorder": Expected(
         {
             READ: f"{_ALL_REPLIES} control.tenants control.models ledger.usage ledger.audit ledger.feedback "
+            "evaluation.replies "
             # Single items, for labelling.
             "priority.*"
         },

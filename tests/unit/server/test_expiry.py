@@ -2,6 +2,7 @@
 
 from fairlane_server.erasure.expiry import (
     CLEANUP_MS,
+    COPY_MS,
     DEFAULT_SEGMENT_MS,
     RUN_MS,
     Lifetimes,
@@ -41,7 +42,11 @@ def test_every_topic_with_texts_is_named_with_the_end_of_its_segments() -> None:
             ("replies.acme", "replies.acme.{service}", "gateway.replies", "jobs.replies"),
             under_way + week,
         ),
-        **dict.fromkeys(("priority.{pool}.{class}", "returned.{pool}", "ledger.feedback"), under_way + fortnight),
+        "ledger.feedback": under_way + fortnight,
+        # A copy for evaluation is made of what was under way, and waits.
+        "evaluation.work": under_way + DAY_MS + DEFAULT_SEGMENT_MS + CLEANUP_MS,
+        **dict.fromkeys(("priority.{pool}.{class}", "returned.{pool}"), under_way + COPY_MS + fortnight),
+        "evaluation.replies": under_way + COPY_MS + week,
         # A record that cannot be read is found when it is read, in the last moment of its topic.
         "dead-letter.requests": fortnight + fortnight,
         "dead-letter.work": under_way + fortnight + fortnight,

@@ -198,6 +198,8 @@ def test_installed_families_make_the_names_that_the_code_uses() -> None:
         names.LEDGER_USAGE,
         names.LEDGER_AUDIT,
         names.LEDGER_FEEDBACK,
+        names.EVALUATION_WORK,
+        names.EVALUATION_REPLIES,
     }
     assert {topic.name for topic in expand(load_families(), (tenant,), (model,))} == by_code
 

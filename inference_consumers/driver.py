@@ -90,10 +90,11 @@ class EngineDriver:
         while True:
             with self.changed:
                 started = None
-                while not self._stopping and (started := self._start()) is None and not self._must_yield():
+                yielding: list[tuple[Host, int, tuple[int, ...]]] = []
+                while not (self._stopping or (started := self._start()) or (yielding := self._yielding())):
                     self.changed.wait(self._pause_s())
                 is_over = self._stopping and started is None
-                yielding = self._yielding()
+                yielding = yielding or self._yielding()
             if started is not None:
                 self._send(*started)
             self._end_copies(yielding)
@@ -328,29 +329,12 @@ class EngineDriver:
         self._measure_busy(state, now_ms)
         return run, state
 
-    def _must_yield(self) -> bool:
-        """Whether requests wait, or run, while a micro-batch of copies does. Under the lock."""
-        runs = list(self.engines.runs)
-        has_requests = self.waiting.requests > 0 or any(run.open and not run.is_copies for run in runs)
-        return has_requests and any(self._may_yield(run) for run in runs)
-
     def _yielding(self) -> list[tuple[Host, int, tuple[int, ...]]]:
-        """Micro-batches of copies that are to end at their next step, since their engines, or the device, are wanted:
-        host, run and items. Under the lock."""
-        if not self._must_yield():
-            return []
-        yielding = [run for run in self.engines.runs if self._may_yield(run)]
+        """Copies that are to end at their next step: host, run and items. Under the lock."""
+        yielding = self.engines.copies_in_the_way(self.waiting.requests)
         for run in yielding:
             run.is_yielding = True
         return [(self.engines.by_key[run.model_key].host, run.run_id, tuple(sorted(run.open))) for run in yielding]
-
-    def _may_yield(self, run: ActiveRun) -> bool:
-        return (
-            run.is_copies
-            and not run.is_yielding
-            and bool(run.open)
-            and not self.engines.by_key[run.model_key].is_continuous
-        )
 
     @staticmethod
     def _end_copies(yielding: Sequence[tuple[Host, int, tuple[int, ...]]]) -> None:

@@ -249,6 +249,13 @@ class EngineStates:
         )
         return {key for key, state in self.by_key.items() if state.is_loaded and self._has_room(key, state, busy=busy)}
 
+    def copies_in_the_way(self, waiting_requests: int) -> list[ActiveRun]:
+        """Micro-batches of copies that run while requests wait, or run in a micro-batch."""
+        batches = [run for run in self.runs if run.open and not self.by_key[run.model_key].is_continuous]
+        if not waiting_requests and all(run.is_copies for run in batches):
+            return []
+        return [run for run in batches if run.is_copies and not run.is_yielding]
+
     def behind(self, key: ModelKey) -> set[ModelKey]:
         """Models that wait for this one's engine while it runs something."""
         if self.by_key[key].is_continuous or all(run.is_copies for run in self.runs.of(key)):

@@ -132,7 +132,7 @@ _WORK = {"work_topic": "text", "work_partition": "bigint", "work_offset": "bigin
 
 _RESULT_KEY = ("request_id", "tenant", *_SOURCE)
 _RESULT_COLUMNS = {
-    **_columns_of(InferenceReply, but=("usage", "timings", "replayed", "source", "turn", "cost")),
+    **_columns_of(InferenceReply, but=("usage", "timings", "replayed", "source", "turn", "cost", "evaluation")),
     **_columns_of(TokenUsage),
     **_columns_of(Timings),
     **_COST,

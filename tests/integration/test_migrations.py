@@ -24,7 +24,7 @@ TENANT_TABLES = (
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased", "barred_tenants"),
-    *("feedback", "label_items", "labels"),
+    *("feedback", "label_items", "labels", "evaluation_results"),
 )
 REVISIONS = (
     "0001",

@@ -22,7 +22,7 @@ _BURST_MS = 2_000
 """What a shadow may spend at once after a rest, as time at its rate."""
 
 
-class Skipped(StrEnum):
+class SkipReason(StrEnum):
     """Why a sampled request was not copied."""
 
     NOT_ALLOWED = "not_allowed"
@@ -51,7 +51,7 @@ class Sampled:
 
     shadow: Shadow
     mark: EvaluationMark
-    skipped: Skipped | None
+    skipped: SkipReason | None
 
     @property
     def result(self) -> str:
@@ -68,15 +68,15 @@ class ShadowBounds:
     _tokens: float = 0.0
     _refilled_at_ms: int | None = None
 
-    def judge(self, shadow: Shadow, pressure: Pressure, now_ms: int) -> Skipped | None:
+    def judge(self, shadow: Shadow, pressure: Pressure, now_ms: int) -> SkipReason | None:
         """None if the bounds allow one more copy now."""
         self._expire(now_ms)
         self._refill(_tokens_per_ms(shadow, pressure), now_ms)
         if pressure.is_under_load:
-            return Skipped.LOAD
+            return SkipReason.LOAD
         if len(self._ends_by_ms) >= max(1, shadow.max_concurrent // max(1, pressure.dispatchers)):
-            return Skipped.CONCURRENCY
-        return None if self._tokens > 0 else Skipped.RATE
+            return SkipReason.CONCURRENCY
+        return None if self._tokens > 0 else SkipReason.RATE
 
     def copied(self, copy: str, cost_tokens: int, ends_by_ms: int) -> None:
         """A copy was made; it has ended by then, whatever happens."""
@@ -143,9 +143,9 @@ class ShadowSampler:
             EvaluationKind.SHADOW, shadow.run, EvaluationArm.CANDIDATE, queued.tenant, queued.request_id
         )
         if not is_allowed:
-            return Sampled(shadow, mark, Skipped.NOT_ALLOWED)
+            return Sampled(shadow, mark, SkipReason.NOT_ALLOWED)
         if not is_loaded:
-            return Sampled(shadow, mark, Skipped.NOT_LOADED)
+            return Sampled(shadow, mark, SkipReason.NOT_LOADED)
         run, bounds = self._bounds.get(queued.model_name, ("", ShadowBounds()))
         if run != shadow.run:
             bounds = ShadowBounds()

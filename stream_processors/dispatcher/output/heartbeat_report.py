@@ -115,7 +115,8 @@ def pool_loads(scheduler: Scheduler[ItemT], stats: TenantStats) -> tuple[PoolLoa
             pool=name,
             window_tokens=round(view.window_tokens),
             share=view.share,
-            in_flight_tokens=scheduler.in_flight.own_tokens(name),
+            # Gateways predict waits by it, in which copies for evaluation have no part.
+            in_flight_tokens=scheduler.in_flight.own_tokens(name) - scheduler.in_flight.copies(name).own_tokens,
             classes=tuple(
                 ClassLoad(priority_class, queue.backlogged_weight(priority_class), waiting.requests, waiting.tokens)
                 for priority_class in CLASS_WEIGHTS

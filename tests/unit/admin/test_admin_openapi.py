@@ -26,6 +26,8 @@ from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
 from fairlane_server.api_keys.key_store import ApiKey, IssuedKey, KeyNotFoundError, User
 from fairlane_server.control.tenants_file import API
 from fairlane_server.dead_letters.bulk import Cut, ReplayResult
+from fairlane_server.evaluation.shadow_report import ShadowCounts, ShadowReport
+from fairlane_server.evaluation.shadows import NoShadowError
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.log_replay.plan import LogReplayAction, LogReplayPlan, LogReplayState
 from fairlane_server.log_replay.progress import ReplayRange
@@ -157,7 +159,7 @@ class MemoryModels(Store):
             raise ModelChangedError("it was changed since it was read")
         try:
             return decide(self.read())
-        except NoRolloutError as error:
+        except (NoRolloutError, NoShadowError) as error:
             raise ModelConflictError(str(error)) from None
         except ValueError as error:
             raise invalid_change(error) from None
@@ -167,6 +169,9 @@ class MemoryModels(Store):
 
     def history(self, *_: Any) -> Sequence[RouteChange]:
         return [RouteChange(1, {"champion": "1"}, {}, [], [], 1, "key:1", "", API, None)]
+
+    def shadow_report(self, run: str, most: int) -> ShadowReport:
+        return ShadowReport(run, ShadowCounts({"copied": most}, {}), ())
 
     def decisions(self, *_: Any) -> Sequence[RouteChange]:
         return [RouteChange(2, {"champion": "1"}, {}, [], [], 1, "key:1", "", API, {"rollout": "2-1"})]

@@ -189,3 +189,13 @@ def test_a_copy_whose_time_is_over_is_dropped() -> None:
         *(EVALUATION_REPLIES, "expired"),
         expired.item.evaluation,
     )
+
+
+def test_copies_run_beside_requests_of_an_engine_that_takes_items_as_they_come() -> None:
+    bench = CopyBench(continuous=True)
+    bench.add(named("r-1"))
+    assert bench.started() == (["r-1"], [])
+    bench.add(copy("c-1"))
+    assert bench.started() == ([], ["c-1"])
+    assert bench.started() == ([], [])
+    assert not bench.other.cancelled

@@ -14,7 +14,10 @@ from hypothesis import strategies as st
 from fairlane import names
 from fairlane.evaluation_records import EvaluationMark, Shadow
 from fairlane.records import (
+    ClassLoad,
+    DispatchReport,
     InferenceRequest,
+    PoolLoad,
     SourceCoordinate,
     TenantSpec,
     UsageEvent,
@@ -410,3 +413,16 @@ def test_every_copy_ends_once_whatever_happens(steps: Sequence[str]) -> None:
     ended += Counter(one.request_id for one in bench.decoded(REPLIES))
     assert ended == Counter(wanted)
     assert not {one.request_id for one in bench.decoded("replies.acme")} & wanted
+
+
+def test_copies_wait_while_a_request_waits_at_another_dispatcher() -> None:
+    bench = made(None)
+    load = PoolLoad("pool", 1_000, 1.0, 0, (ClassLoad("normal", 1.0, 3, 30),))
+    bench.dispatcher.updates.learn([DispatchReport("dispatcher-2", 0, bench.now_ms, draining=False, pools=(load,))])
+    bench.give(copied(1), topic=WORK)
+    assert not bench.decoded("priority.pool.low")
+    bench.dispatcher.updates.learn(
+        [DispatchReport("dispatcher-2", 0, bench.now_ms, draining=False, pools=(replace(load, classes=()),))]
+    )
+    bench.dispatcher.dispatch()
+    assert len(bench.decoded("priority.pool.low")) == 1

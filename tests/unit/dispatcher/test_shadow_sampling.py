@@ -13,7 +13,7 @@ from stream_processors.dispatcher.evaluation.sampling import (
     Sampled,
     ShadowBounds,
     ShadowSampler,
-    Skipped,
+    SkipReason,
 )
 from tests.kit.dispatcher_bench import Bench, request
 
@@ -98,7 +98,7 @@ def test_no_bound_is_ever_exceeded(
         under_way = [(copy, ends_by) for copy, ends_by in under_way if ends_by > now_ms]
         skipped = bounds.judge(shadow, replace(pressure, is_under_load=is_loaded), now_ms)
         if is_loaded:
-            assert skipped is Skipped.LOAD
+            assert skipped is SkipReason.LOAD
         if skipped is None:
             bounds.copied(f"copy-{number}", cost, now_ms + shadow.max_age_ms)
             under_way.append((f"copy-{number}", now_ms + shadow.max_age_ms))
@@ -112,5 +112,5 @@ def test_a_clock_that_is_set_back_fills_no_bucket() -> None:
     bounds, shadow = ShadowBounds(), replace(SHADOW, max_concurrent=1_000)
     assert bounds.judge(shadow, CALM, 100_000) is None
     bounds.copied("copy", 100_000, 10**9)
-    assert bounds.judge(shadow, CALM, 0) is Skipped.RATE
-    assert bounds.judge(shadow, CALM, 1_000) is Skipped.RATE
+    assert bounds.judge(shadow, CALM, 0) is SkipReason.RATE
+    assert bounds.judge(shadow, CALM, 1_000) is SkipReason.RATE

@@ -242,9 +242,8 @@ class ReplayTally:
             found = _either_way(series.differences, tolerance, sides)
         if count >= LEAST_PAIRS:
             verdict = _verdict_on(measure, found, tolerance)
-        means = [total / count for total in (series.candidate, series.champion)]
-        excess = series.differences.mean
-        return ReplayFinding(measure, count, tolerance, verdict, *means, excess, found.lower, found.upper)
+        candidate, champion, excess = series.candidate / count, series.champion / count, series.differences.mean
+        return ReplayFinding(measure, count, tolerance, verdict, candidate, champion, excess, found.lower, found.upper)
 
     def _judged(self, findings: Sequence[ReplayFinding]) -> tuple[ReplayVerdict, str]:
         deciding = [one for one in findings if one.measure in _DECIDING and one.verdict is not None]

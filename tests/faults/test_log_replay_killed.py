@@ -40,7 +40,7 @@ SOON = {"DISPATCHER_SESSION_TIMEOUT_MS": "3000"}
 
 @pytest.fixture
 def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
-    tenants = (*(TenantSpec(name, evaluation="allowed") for name in ALLOWED), DENIED)
+    tenants: tuple[str | TenantSpec, ...] = (*(TenantSpec(name, evaluation="allowed") for name in ALLOWED), DENIED)
     old = default_model(unique, f"{unique}-pool")
     models = (old, replace(old, version="2"))
     with Pipeline(broker, tmp_path, unique, tenants=tenants, models=models, env=SOON) as made:

@@ -110,8 +110,21 @@ class ReplayBench:
 
     def usage(self, item: WorkItem, place: SourceCoordinate, outcome: str) -> LogRecord:
         event = UsageEvent(
-            *(item.request.request_id, item.tenant, item.pool, item.request.model, item.model_version, "normal"),
-            *(outcome, None, 0, 0, 0, 1, 5, now_ms(), place),
+            request_id=item.request.request_id,
+            tenant=item.tenant,
+            pool=item.pool,
+            model=item.request.model,
+            model_version=item.model_version,
+            priority_class=item.priority_class,
+            outcome=outcome,
+            code=None,
+            prompt_tokens=0,
+            completion_tokens=0,
+            cached_tokens=0,
+            cost_tokens=1,
+            engine_ms=5,
+            occurred_at_ms=now_ms(),
+            work=place,
         )
         key = item.tenant.encode()
         return LogRecord(names.LEDGER_USAGE, 0, next(_numbers), now_ms(), key, self.pipeline.codec.encode(event))

@@ -319,6 +319,8 @@ GATEWAY_UNREADABLE = Counter(
 )
 
 
+LOG_REPLAYS_OPEN = Gauge("fairlane_log_replays_open", "Replays of the log that are planned or running")
+LOG_REPLAY_COPIES = Counter("fairlane_log_replay_copies_total", "Copies that replays of the log wrote", ["model"])
 ROLLOUT_STEP = Gauge("fairlane_rollout_step", "Present step of a rollout that is under way, from 0", ["model"])
 ROLLOUT_DECISIONS = Counter("fairlane_rollout_decisions_total", "Decisions of the controller", ["model", "decision"])
 ROLLOUT_LOOKS_FAILED = Counter(

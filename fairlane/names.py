@@ -268,6 +268,17 @@ def job_transactional_id(prefix: str, job_id: str) -> str:
     return group_id(f"{prefix}.job.{job_id}")
 
 
+def log_replay_group(prefix: str, replay: str) -> str:
+    """Group whose committed offsets say how far a replay of the log is; nobody joins it. With an empty ``replay`` the
+    prefix of all of them."""
+    return group_id(f"{prefix}.log-replay.{replay}")
+
+
+def log_replay_transactional_id(prefix: str, replay: str) -> str:
+    """Transactional id of the writer of a replay's copies: the latest one fences its predecessors."""
+    return group_id(f"{prefix}.log-replay.{replay}")
+
+
 def dead_letter_replay_id(tenant: str) -> str:
     """Transactional id of a replay of a tenant's dead letters: the latest to start fences the others, so that no two
     replay the same letter. One for each tenant: a tenant can block a producer that writes its topics."""

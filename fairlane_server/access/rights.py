@@ -180,6 +180,10 @@ def _group_rights(user: KafkaUser, prefix: str) -> Iterator[_Right]:
                 yield Resource.TRANSACTIONAL_ID, one, True, Operation.WRITE
         case KafkaRole.RECORDER:
             yield Resource.GROUP, names.recorder_group(prefix), False, Operation.READ
+        case KafkaRole.ADMIN:
+            # It carries out the replays of the log.
+            yield Resource.GROUP, names.log_replay_group(prefix, ""), True, Operation.READ
+            yield Resource.TRANSACTIONAL_ID, names.log_replay_transactional_id(prefix, ""), True, Operation.WRITE
         case KafkaRole.VIEWER:
             yield from _lags(prefix)
 
@@ -188,7 +192,7 @@ def _lags(prefix: str) -> Iterator[_Right]:
     """Of the lag of every service. Not of all that begins with GROUP_PREFIX: so may another pipeline's TOPIC_PREFIX."""
     for one in (names.dispatcher_group(prefix), names.gateway_group(prefix), names.recorder_group(prefix)):
         yield Resource.GROUP, one, False, Operation.DESCRIBE
-    for one in (names.pool_group(prefix, ""), names.job_group(prefix, "")):
+    for one in (names.pool_group(prefix, ""), names.job_group(prefix, ""), names.log_replay_group(prefix, "")):
         yield Resource.GROUP, one, True, Operation.DESCRIBE
 
 

@@ -47,6 +47,10 @@ class AdminEventKind(StrEnum):
     DEAD_LETTERS_REPLAYED = "dead_letters_replayed"
     DEAD_LETTERS_PURGED = "dead_letters_purged"
     DEAD_LETTER_PAYLOAD_READ = "dead_letter_payload_read"
+    LOG_REPLAY_CREATED = "log_replay_created"
+    LOG_REPLAY_PAUSED = "log_replay_paused"
+    LOG_REPLAY_RESUMED = "log_replay_resumed"
+    LOG_REPLAY_CANCELLED = "log_replay_cancelled"
 
 
 class AdminEventOutcome(StrEnum):

@@ -23,6 +23,7 @@ from fairlane_server.cli import (
     feedback,
     keys,
     labels,
+    log_replays,
     model_registry,
     models,
     prices,
@@ -55,6 +56,7 @@ app.add_typer(control.tenants, name="tenants")
 app.add_typer(models.models, name="models")
 app.add_typer(routes.routes, name="routes")
 app.add_typer(rollouts.rollouts, name="rollout")
+app.add_typer(log_replays.app, name="replay")
 app.add_typer(shadows.shadows, name="shadow")
 app.add_typer(prices.prices, name="prices")
 app.add_typer(schemas.app, name="schemas")

@@ -29,10 +29,12 @@ class ArmPair(NamedTuple):
     pair: Pair
 
 
-def read_pairs(connection: "psycopg.Connection", run: str, most: int) -> Iterator[ArmPair]:
+def read_pairs(
+    connection: "psycopg.Connection", run: str, most: int, behind: tuple[str, str, str] = ("", "", "")
+) -> Iterator[ArmPair]:
     """At most so many pairs of a run, those of one request together, in the order of tenants and request ids: as good
-    as any, since ids are random. Of tenants that allow evaluation now. Read in pages. Raises psycopg.Error."""
-    behind = ("", "", "")
+    as any, since ids are random. ``behind``: the tenant, request and arm of the last one before. Of tenants that allow
+    evaluation now. Read in pages. Raises psycopg.Error."""
     left = most
     while left > 0:
         page = connection.execute(_PAIRS, (run, *behind, min(left, _PAGE))).fetchall()

@@ -94,6 +94,11 @@ _COPY = (
     "completion_tokens, engine_ms, cost_nanos, currency, copied_at_ms, finished_at_ms, replies_seen"
 )
 _PAIRS = "evaluation_pairs(text, text, text, text, integer)"
+_REPLAY_LABELS = "log_replay_labels(text, integer)"
+_REPLAY = (
+    "replay, name, model, candidate, against, tenants, from_ms, until_ms, sample, most_requests, most_outstanding, "
+    "created_by, reason, created_at_ms"
+)
 _EVENT = "tenant, event, key_id, subject, author, details, outcome, of_event"
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms, reserved_nanos"
 # For the roles that fill collections.
@@ -232,6 +237,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
             # How copies ended; outputs of tenants that allow evaluation come from a function, to be compared.
             "evaluation_results": f"SELECT ({_COPY})",
+            # `fairlane replay`, which the process of the admin API carries out.
+            "log_replays": f"SELECT, INSERT ({_REPLAY}), UPDATE (state, trouble, ended_at_ms)",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
             "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
@@ -248,7 +255,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "delete_collection(text)",
             "index_collection(text, bigint)",
             "document_id_of(bigint, text)",
-            _PAIRS,
+            *(_PAIRS, _REPLAY_LABELS),
             *_ERASING,
         ),
         sequences=_NUMBERS,
@@ -261,7 +268,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
     ),
     # The admin API: keys without their hashes, users, barred tenants, and an audit to which it can only add. Of what is
     # left of a removed tenant it gets the names of tables. It judges rollouts by counts of results and ratings,
-    # without what was asked and answered.
+    # without what was asked and answered. It carries out replays of the log: it knows which requests were answered,
+    # erased, or belong to a tenant that denies evaluation.
     PostgresRole.ADMIN: Rights(
         tables={
             "api_keys": f"SELECT ({_KEY}), INSERT, UPDATE (expires_at, revoked_at)",
@@ -275,12 +283,23 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "audit_logs": "SELECT (request_id, tenant, source_topic, occurred_at_ms, inputs)",
             "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
             "evaluation_results": f"SELECT ({_COPY})",
+            "log_replays": f"SELECT, INSERT ({_REPLAY}), "
+            "UPDATE (state, trouble, ranges, started_at_ms, ended_at_ms, progress, report), DELETE",
+            "log_replay_requests": "SELECT, INSERT (replay, tenant, request_id, work_topic, work_partition, "
+            "work_offset), DELETE",
+            "usage": "SELECT (work_topic, work_partition, work_offset, tenant, request_id, outcome)",
+            "tenants": "SELECT (tenant, evaluation)",
+            "erased": "SELECT (tenant, kind, digest, before_ms)",
         },
-        functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)", _PAIRS),
+        functions=(
+            *("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
+            *(_PAIRS, _REPLAY_LABELS),
+        ),
         all_tenants=frozenset(
             {
                 *("api_keys", "users", "barred_tenants", "admin_events"),
                 *("results", "audit_logs", "feedback", "evaluation_results"),
+                *("log_replay_requests", "usage", "tenants", "erased"),
             }
         ),
     ),

@@ -45,6 +45,18 @@ def cost_ratio_bounds(
     return HarmBounds(*(math.expm1(value) for value in (found.harm, found.lower, found.upper)))
 
 
+def paired_bounds(differences: Moments, scale: float, levels: tuple[float, float]) -> HarmBounds:
+    """The mean of differences of pairs, each from -1 to 1. Its variance has a floor of two more, 1 and -1, near which
+    are the half cells that Agresti and Min (2005, "Simple improved confidence intervals for comparing matched
+    proportions") add to a table of matched pairs. ``scale``: of the mixture. Raises ValueError without pairs."""
+    if not differences.count:
+        raise ValueError("differences: there are none")
+    count = differences.count + 2
+    mean = differences.total / count
+    variance = (differences.total_of_squares + 2.0) / count - mean * mean
+    return _bounds(differences.mean, variance / differences.count, scale, levels)
+
+
 def _bounds(harm: float, variance: float, scale: float, levels: tuple[float, float]) -> HarmBounds:
     lower, upper = (_half_width(variance, scale, level) for level in levels)
     return HarmBounds(harm, harm - lower, harm + upper)

@@ -15,16 +15,28 @@ from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import DeadLetterOffice
 from fairlane_server.administration.events import AdminAudit
+from fairlane_server.administration.log_replays import LogReplayOffice
 from fairlane_server.administration.model_routes import ModelRoutes
 from fairlane_server.administration.observer import Observer
 from fairlane_server.administration.tenants import Tenants
 from fairlane_server.api_keys.key_store import ApiKeys
+from fairlane_server.log_replay.runner import LogReplayRunner
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.client import redis_client
 from fairlane_server.rollouts.controller import RolloutController
-from producers.admin import audit, dead_letters, identities, models, observation, rollouts, shadows, tenants
+from producers.admin import (
+    audit,
+    dead_letters,
+    identities,
+    log_replays,
+    models,
+    observation,
+    rollouts,
+    shadows,
+    tenants,
+)
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -60,7 +72,7 @@ class AdminApi:
         app: the application; its lifespan opens and closes the connections.
         readiness: conditions under which calls are taken. Postgres and Kafka are none of them: a call that needs one
             says so.
-        failure: the error that ended the judging of rollouts, once there is one.
+        failure: the error that ended the judging of rollouts, or the replays of the log, once there is one.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -90,10 +102,14 @@ class AdminApi:
         self._office = DeadLetterOffice(settings, codec, self._letter_audit)
         self._observer = Observer(settings, codec)
         routes = ModelRoutes(settings, codec)
-        self._rollouts = RolloutController(settings, codec, self._ended)
+        self._rollouts = RolloutController(settings, codec, partial(self._ended, "rollouts_failed"))
+        self._replay_calls = Serial("replays of the log")
+        self._replays = LogReplayOffice(settings)
+        self._replay_runner = LogReplayRunner(settings, codec, partial(self._ended, "log_replays_failed"))
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, models, rollouts, dead letters, loads and the audit of a deployment.",
+            description="Tenants, keys, users, models, rollouts, replays of the log, dead letters, loads and the audit "
+            "of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,
@@ -110,6 +126,7 @@ class AdminApi:
             models.router(deps, routes, self._history_calls),
             rollouts.router(deps, routes, self._history_calls, self._rollouts),
             shadows.router(deps, routes, self._history_calls),
+            log_replays.router(deps, self._replays, self._replay_calls, routes),
             observation.router(deps, self._observer, self._load_calls),
             audit.router(deps),
         ):
@@ -124,8 +141,8 @@ class AdminApi:
         """Number of calls in progress."""
         return 0 if self.calls is None else self.calls.open_calls
 
-    def _ended(self, error: BaseException) -> None:
-        log.error("rollouts_failed", error=type(error).__name__)
+    def _ended(self, event: str, error: BaseException) -> None:
+        log.error(event, error=type(error).__name__)
         self.failure = error
 
     def drain(self) -> None:
@@ -149,9 +166,9 @@ class AdminApi:
         async with AsyncExitStack() as stack:
             stores = self._stores
             audits = (stores.audit, self._kafka_audit, self._letter_audit)
-            for part in (stores.keys, self._kafka_keys, self._tenants, self._observer, *audits):
+            for part in (stores.keys, self._kafka_keys, self._tenants, self._observer, self._replays, *audits):
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
-            serials = (self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls)
+            serials = (self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls, self._replay_calls)
             for calls in (stores.calls, *serials):
                 stack.push_async_callback(calls.close)
             if self._redis is not None:
@@ -161,6 +178,8 @@ class AdminApi:
             await self._pool.open()
             self._rollouts.start()
             stack.push_async_callback(partial(asyncio.to_thread, self._rollouts.stop))
+            self._replay_runner.start()
+            stack.push_async_callback(partial(asyncio.to_thread, self._replay_runner.stop))
             self.readiness.set("serving")
             yield
             self.drain()

@@ -133,6 +133,7 @@ class Services:
                 )
                 yield one
         yield self._producer(pipeline.user("backfill"), f"{honest}.job.{JOB}", f"{own}backfill.{HONEST}")
+        yield self._producer(pipeline.user("admin"), f"{honest}.log-replay.{JOB}", f"{own}evaluation.work")
         replay = f"{own}fairlane-dead-letter-replay.{HONEST}"
         yield self._producer(pipeline.user("replayer"), replay, f"{own}requests.{HONEST}")
 
@@ -168,6 +169,7 @@ def _readers(pipeline: Pipeline) -> Iterator[tuple[str, str, str]]:
     yield pipeline.user("gateway"), f"{group}.gateway", f"{own}gateway.replies"
     yield pipeline.user("recorder"), f"{group}.recorder", f"{own}ledger.usage"
     yield pipeline.user("backfill"), f"{group}.job.{JOB}", f"{own}jobs.replies"
+    yield pipeline.user("admin"), f"{group}.log-replay.{JOB}", f"{own}priority.fast.high"
     for pool in pipeline.pools:
         yield pipeline.user("consumer", pool), f"{group}.pool.{pool}", f"{own}priority.{pool}.high"
     for tenant in pipeline.tenants:

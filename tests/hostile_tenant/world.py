@@ -29,7 +29,7 @@ class Pipeline:
         own = self.prefix + GROUP_PREFIX
         return (
             *(f"{own}.{name}" for name in ("dispatcher", "dispatcher.archive", "gateway", "gateway.chunks")),
-            *(f"{own}.{name}" for name in ("recorder", "jobs", f"job.{JOB}")),
+            *(f"{own}.{name}" for name in ("recorder", "jobs", f"job.{JOB}", f"log-replay.{JOB}")),
             *(f"{own}.pool.{pool}" for pool in self.pools),
             f"{self.prefix}fairlane-observer.top",
             *(self.tenant_group(tenant) for tenant in self.tenants),
@@ -49,7 +49,7 @@ class Pipeline:
                 for pool in self.pools
                 for number in INSTANCES
             ),
-            f"{own}.job.{JOB}",
+            *(f"{own}.job.{JOB}", f"{own}.log-replay.{JOB}"),
             *(f"{self.prefix}fairlane-dead-letter-replay.{tenant}" for tenant in self.tenants),
         )
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -29,6 +29,10 @@ from fairlane_server.dead_letters.bulk import Cut, ReplayResult
 from fairlane_server.evaluation.shadow_report import ShadowCounts, ShadowReport
 from fairlane_server.evaluation.shadows import NoShadowError
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
+from fairlane_server.log_replay.plan import LogReplayAction, LogReplayPlan, LogReplayState
+from fairlane_server.log_replay.progress import ReplayRange
+from fairlane_server.log_replay.store import LogReplay, LogReplayNotFoundError, LogReplayStateError, ReplayProgress
+from fairlane_server.log_replay.verdict import ReplayTally, judge_replay
 from fairlane_server.models.catalog import ModelRecord, route_of_one
 from fairlane_server.models.changes import Author, Published, registered
 from fairlane_server.postgres.model_history import RouteChange
@@ -44,6 +48,11 @@ KEY = ApiKey(KEY_ID, "acme", "n", Role.TENANT, (Scope.FILES,), (), None, None, 1
 USER = User("acme", "u-17", Role.VIEWER, False)
 EVENT = RecordedEvent(
     1, 2, "acme", "user_set", None, "u-17", "fairlane_admin", "key:1", {"role": "viewer"}, "done", None
+)
+REPLAY = LogReplay(
+    *("replay-1", "yesterday", "m", "2", "1", ("acme",), 1, 2, 0.5, None, 200),
+    *((ReplayRange("priority.p.normal", 0, 1, 9),), LogReplayState.RUNNING, "why", "key:1", "", 3, 4, None),
+    *(ReplayProgress(answered={"candidate": 1}, per_s=0.5, remaining_s=1.0), None),
 )
 FACTS: dict[str, Any] = {
     "topic": "dead-letter.work",
@@ -62,6 +71,7 @@ FACTS: dict[str, Any] = {
     "original": None,
     "original_at_ms": None,
 }
+WISH = {"model": "m", "candidate": "2", "from": "2026-01-31T12:00:00Z"}
 EXAMPLES = 6
 
 
@@ -167,6 +177,31 @@ class MemoryModels(Store):
         return [RouteChange(2, {"champion": "1"}, {}, [], [], 1, "key:1", "", API, {"rollout": "2-1"})]
 
 
+class Replays(Store):
+    """One running replay; steered as the real one."""
+
+    def get(self, wanted: str) -> LogReplay:
+        if wanted != "yesterday":
+            raise LogReplayNotFoundError("no replay has this id or name")
+        return REPLAY
+
+    def page(self, *_: Any) -> Sequence[LogReplay]:
+        return [REPLAY, REPLAY]
+
+    def create(self, plan: LogReplayPlan, against: str, author: str) -> LogReplay:
+        if plan.name == "yesterday":
+            raise LogReplayStateError("another replay has the name yesterday")
+        return replace(REPLAY, name=plan.name, against=against, created_by=author, state=LogReplayState.PLANNED)
+
+    def steer(self, wanted: str, action: LogReplayAction, *_: Any) -> LogReplay:
+        if action is LogReplayAction.RESUME:
+            raise LogReplayStateError("the replay is running")
+        return self.get(wanted)
+
+    def report(self, wanted: str) -> tuple[LogReplay, dict[str, Any]]:
+        return self.get(wanted), asdict(judge_replay([ReplayTally("classify", pairs=3)]))
+
+
 class Watch(Store):
     def loads(self) -> tuple[LoadView, str | None]:
         return LoadBoard().view(1), "nothing comes"
@@ -177,10 +212,16 @@ AUTHENTICATION = SimpleNamespace(authenticator=authenticate)
 
 @pytest.fixture(scope="module")
 def probe() -> Iterator[Probe]:
-    doubles = {"ApiKeys": Keys, "AdminAudit": Audit, "Tenants": MemoryTenants, "DeadLetterOffice": Office}
+    doubles: dict[str, type] = {
+        "ApiKeys": Keys,
+        "AdminAudit": Audit,
+        "Tenants": MemoryTenants,
+        "DeadLetterOffice": Office,
+    }
     with ExitStack() as patched:
         patched.enter_context(patch("producers.admin.app.authentication", lambda *_parts, **_more: AUTHENTICATION))
-        for name, double in {**doubles, "ModelRoutes": MemoryModels, "Observer": Watch}.items():
+        doubles |= {"ModelRoutes": MemoryModels, "Observer": Watch, "LogReplayOffice": Replays}
+        for name, double in doubles.items():
             patched.enter_context(patch(f"producers.admin.app.{name}", double))
         api = AdminApi(Settings())
         api.app.router.lifespan_context = type(api.app)().router.lifespan_context
@@ -215,6 +256,15 @@ def test_the_usual_calls_are_answered(probe: Probe) -> None:
         (("GET", "/v1/admin/audit"), {"query": {"limit": 1}}, 200),
         (("GET", "/v1/admin/models"), {}, 200),
         (("GET", "/v1/admin/loads"), {}, 200),
+        (("GET", "/v1/admin/replays"), {"query": {"limit": 1}}, 200),
+        (("POST", "/v1/admin/replays"), {"body": WISH}, 201),
+        (("POST", "/v1/admin/replays"), {"body": {**WISH, "name": "yesterday"}}, 409),
+        (("POST", "/v1/admin/replays"), {"body": {**WISH, "candidate": "9"}}, 400),
+        (("GET", "/v1/admin/replays/{replay}"), {"path_parameters": {"replay": "yesterday"}}, 200),
+        (("GET", "/v1/admin/replays/{replay}"), {"path_parameters": {"replay": "another"}}, 404),
+        (("GET", "/v1/admin/replays/{replay}/report"), {"path_parameters": {"replay": "yesterday"}}, 200),
+        (("POST", "/v1/admin/replays/{replay}/pause"), {"path_parameters": {"replay": "yesterday"}}, 200),
+        (("POST", "/v1/admin/replays/{replay}/resume"), {"path_parameters": {"replay": "yesterday"}}, 409),
         (("GET", "/v1/admin/dead-letters"), {}, 200),
         (("DELETE", "/v1/admin/keys/{key_id}"), {"path_parameters": {"key_id": "f" * 16}}, 404),
     ):

@@ -34,11 +34,12 @@ NAMES: Mapping[Resource, Sequence[str]] = {
     Resource.GROUP: (
         *("fairlane.dispatcher", "fairlane.dispatcher.archive", "fairlane.gateway", "fairlane.gateway.chunks"),
         *("fairlane.recorder", "fairlane.jobs", "fairlane.job.j1", "fairlane.pool.fast", "fairlane.pool.fast-2"),
+        "fairlane.log-replay.r1",
         *("fairlane-observer.top", "tenant_acme.readers", "tenant_acme2.readers", "tenant_acme", "fairlane", "other"),
     ),
     Resource.TRANSACTIONAL_ID: (
         *("fairlane.dispatcher.1", "fairlane.dispatcher-2.1", "fairlane.consumer.fast.1", "fairlane.consumer-2.fast.1"),
-        *("fairlane.consumer.fast-2.1", "fairlane.consumer-2.fast-2.1", "fairlane.job.j1"),
+        *("fairlane.consumer.fast-2.1", "fairlane.consumer-2.fast-2.1", "fairlane.job.j1", "fairlane.log-replay.r1"),
         *("fairlane-dead-letter-replay.acme", "fairlane-model-changes", "tenant_acme.writer", "fairlane.gateway.1"),
         "other",
     ),
@@ -148,14 +149,15 @@ EXPECTED: Mapping[str, Expected] = {
     ),
     "fairlane_admin": Expected(
         {
-            READ: f"{_LETTERS} control.tenants control.models control.capacity control.dispatch",
-            WRITE: f"requests.* backfill.* {_LETTERS} control.tenants control.models ledger.audit",
+            # Work, for replays of the log.
+            READ: f"{_LETTERS} control.tenants control.models control.capacity control.dispatch priority.*",
+            WRITE: f"requests.* backfill.* {_LETTERS} control.tenants control.models ledger.audit evaluation.work",
             Operation.CREATE: _OF_PLACES,
             DESCRIBE: _OF_PLACES,
             Operation.DELETE: _LETTERS,
         },
-        {DESCRIBE: _OBSERVERS},
-        "fairlane-dead-letter-replay.* fairlane-model-changes",
+        {READ: "fairlane.log-replay.*", DESCRIBE: _OBSERVERS},
+        "fairlane-dead-letter-replay.* fairlane-model-changes fairlane.log-replay.*",
         frozenset({Operation.DESCRIBE_CONFIGS}),
     ),
     # Kafka UI: of tenants, and of what failed of theirs, it reads nothing.
@@ -167,6 +169,7 @@ EXPECTED: Mapping[str, Expected] = {
         },
         {
             DESCRIBE: "fairlane.dispatcher fairlane.gateway fairlane.recorder fairlane.pool.* fairlane.job.* "
+            "fairlane.log-replay.* "
             f"{_OBSERVERS}"
         },
         cluster=frozenset({Operation.DESCRIBE_CONFIGS}),

@@ -79,6 +79,7 @@ GROUPS: dict[str, tuple[Callable[[str, str], str], KafkaRole]] = {
     "gateway": (lambda _tenant, _pool: names.gateway_group(PREFIX), KafkaRole.GATEWAY),
     "recorder": (lambda _tenant, _pool: names.recorder_group(PREFIX), KafkaRole.RECORDER),
     "job": (lambda _tenant, _pool: names.job_group(PREFIX, "j1"), KafkaRole.BACKFILL),
+    "log replay": (lambda _tenant, _pool: names.log_replay_group(PREFIX, "r1"), KafkaRole.ADMIN),
     "pool": (lambda _tenant, pool: names.pool_group(PREFIX, pool), KafkaRole.CONSUMER),
     "tenant": (lambda tenant, _pool: names.tenant_group(tenant, "search"), KafkaRole.TENANT),
 }
@@ -103,6 +104,7 @@ IDS: dict[str, tuple[Callable[[str, str], str], tuple[KafkaRole, ...]]] = {
     "dispatcher": (lambda _tenant, _pool: names.dispatcher_transactional_ids(PREFIX, "1")[1], (KafkaRole.DISPATCHER,)),
     "consumer": (lambda _tenant, pool: names.consumer_transactional_ids(PREFIX, pool, "1")[0], (KafkaRole.CONSUMER,)),
     "job": (lambda _tenant, _pool: names.job_transactional_id(PREFIX, "j1"), (KafkaRole.BACKFILL,)),
+    "log replay": (lambda _tenant, _pool: names.log_replay_transactional_id(PREFIX, "r1"), (KafkaRole.ADMIN,)),
     # One replay for a tenant at a time, whoever begins it.
     "replay": (lambda tenant, _pool: names.dead_letter_replay_id(tenant), (KafkaRole.REPLAYER, KafkaRole.ADMIN)),
     "tenant": (lambda tenant, _pool: names.tenant_group(tenant, "writer"), ()),

@@ -33,7 +33,7 @@ CODE = {
     "gateway": ("producers/gateway", "fairlane_server/kafka/load_feed.py", _MODELS),
     "admin": (
         *("producers/admin", "fairlane_server/administration", "fairlane_server/control"),
-        *("fairlane_server/dead_letters", "fairlane_server/kafka/load_feed.py"),
+        *("fairlane_server/dead_letters", "fairlane_server/kafka/load_feed.py", "fairlane_server/log_replay"),
     ),
 }
 
@@ -172,8 +172,10 @@ USES = {
         "control-dispatch": ("fairlane_server/kafka/load_feed.py", "CONTROL_DISPATCH"),
         "dead-letter-requests": (f"{_LETTERS}/bulk.py", "DEAD_LETTER_REQUESTS"),
         "dead-letter-work": (f"{_LETTERS}/bulk.py", "DEAD_LETTER_WORK"),
+        "priority": ("fairlane_server/log_replay/ranges.py", "priority_topic"),
     },
     ("admin", WRITES): {
+        "evaluation-work": ("fairlane_server/log_replay/copier.py", "EVALUATION_WORK"),
         "control-tenants": (_TENANTS, "CONTROL_TENANTS"),
         "control-models": (_MODELS, "CONTROL_MODELS"),
         "dead-letter-requests": (f"{_LETTERS}/replay.py", "topic"),

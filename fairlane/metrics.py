@@ -194,6 +194,10 @@ SATISFACTION_RATIO = Gauge(
 RATED_REQUESTS = Gauge(
     "fairlane_rated_requests", "Requests that were rated in the last 24 hours", ["model", "version", "arm"]
 )
+DRIFT_FINDINGS = Gauge(
+    "fairlane_drift_findings", "ALARM above 0: findings of drift in the last 24 hours", ["tenant", "model", "statistic"]
+)
+DRIFT_STATISTICS = Gauge("fairlane_drift_statistics", "Statistics that drift is looked for in, by phase", ["phase"])
 LABELS_QUEUED = Counter("fairlane_labels_queued_total", "Outputs queued for labelling", ["origin"])
 UNREADABLE_RECORDS = Counter(
     "fairlane_unreadable_records_total",

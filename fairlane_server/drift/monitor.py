@@ -116,6 +116,7 @@ class DriftFinding:
         since_ms: the estimated time of the change.
         blocks: judged since then.
         before, now: for people: quantiles of numbers, parts of categories.
+        reference: what the figures were like.
     """
 
     statistic: str
@@ -127,6 +128,7 @@ class DriftFinding:
     blocks: int
     before: Mapping[str, float]
     now: Mapping[str, float]
+    reference: DriftReference
 
 
 def finding_of(monitor: StatisticMonitor, statistic: DriftStatistic, log_needed: float) -> DriftFinding | None:
@@ -145,6 +147,7 @@ def finding_of(monitor: StatisticMonitor, statistic: DriftStatistic, log_needed:
         changed[-1].ended_ms,
         len(changed),
         *_summaries(monitor.reference, figures),
+        monitor.reference,
     )
 
 

@@ -131,6 +131,12 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
             # Items are made of results, and go with the consent of their tenant.
             "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
+            # Of the drift watch.
+            "drift_looks": "SELECT, INSERT, UPDATE (looked_to_ms, looks)",
+            "drift_streams": "SELECT, INSERT, UPDATE, DELETE",
+            "drift_findings": "SELECT (tenant, finding_id, model, statistic, needs_consent, found_at_ms), INSERT, "
+            "DELETE",
+            "drift_samples": "SELECT (tenant, finding_id, request_id, found_at_ms), INSERT",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -147,6 +153,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             {
                 *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
                 *("feedback", "label_items"),
+                *("drift_streams", "drift_findings", "drift_samples"),
             }
         ),
     ),
@@ -210,8 +217,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `rollout`, `models history`
-    # and `db status`. Of results all columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `drift`, `explain`, `rollout`,
+    # `models history` and `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, arm, reply_topic, reply_partition, reply_offset, recorded_at)",
@@ -223,6 +230,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "model_routes": "SELECT",
             # Ratings of all tenants, by what answered; no text.
             "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
+            # What was found, and how far the statistics are; no figure of a request.
+            "drift_findings": "SELECT",
+            "drift_samples": "SELECT",
+            "drift_streams": "SELECT (tenant, model, task, version, statistics, seen_at_ms)",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
             "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
@@ -246,6 +257,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             {
                 *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
                 *("admin_events", "feedback"),
+                *("drift_findings", "drift_samples", "drift_streams"),
             }
         ),
     ),
@@ -264,10 +276,17 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "cost_nanos, currency, cache_use, replies_seen)",
             "audit_logs": "SELECT (request_id, tenant, source_topic, occurred_at_ms, inputs)",
             "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
+            # What was found, and how far the statistics are; no figure of a request.
+            "drift_findings": "SELECT",
+            "drift_samples": "SELECT",
+            "drift_streams": "SELECT (tenant, model, task, version, statistics, seen_at_ms)",
         },
         functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
         all_tenants=frozenset(
-            {"api_keys", "users", "barred_tenants", "admin_events", "results", "audit_logs", "feedback"}
+            {
+                *("api_keys", "users", "barred_tenants", "admin_events", "results", "audit_logs", "feedback"),
+                *("drift_findings", "drift_samples", "drift_streams"),
+            }
         ),
     ),
 }

@@ -19,12 +19,13 @@ from fairlane_server.administration.model_routes import ModelRoutes
 from fairlane_server.administration.observer import Observer
 from fairlane_server.administration.tenants import Tenants
 from fairlane_server.api_keys.key_store import ApiKeys
+from fairlane_server.postgres.drift_findings import DriftFindings
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.client import redis_client
 from fairlane_server.rollouts.controller import RolloutController
-from producers.admin import audit, dead_letters, identities, models, observation, rollouts, tenants
+from producers.admin import audit, dead_letters, drift, identities, models, observation, rollouts, tenants
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -93,7 +94,7 @@ class AdminApi:
         self._rollouts = RolloutController(settings, codec, self._ended)
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, models, rollouts, dead letters, loads and the audit of a deployment.",
+            description="Tenants, keys, users, models, rollouts, dead letters, loads, drift and audit of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,
@@ -110,6 +111,7 @@ class AdminApi:
             models.router(deps, routes, self._history_calls),
             rollouts.router(deps, routes, self._history_calls, self._rollouts),
             observation.router(deps, self._observer, self._load_calls),
+            drift.router(deps, DriftFindings(settings), self._history_calls),
             audit.router(deps),
         ):
             self.app.include_router(router, prefix=PREFIX)

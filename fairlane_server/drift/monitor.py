@@ -2,6 +2,8 @@
 
 First the reference is collected, then the distances of further blocks from it, and then every block is judged by the
 rank of its distance. Each of the first two takes a number of blocks and a time, so that both have all hours of the day.
+A block is ranked among blocks of the same part of the day, since nights differ from days without drift. Ranks within
+categories are as valid (Vovk, Gammerman and Shafer 2022, chapter 4, "Mondrian").
 """
 
 import hashlib
@@ -19,6 +21,9 @@ CALIBRATION_BLOCKS = 64
 RECENT_BLOCKS = 16
 """Of which figures are kept, to say what changed."""
 
+_DAY_MS = 86_400_000
+_PART_OF_DAY_MS = _DAY_MS // 8
+_LONGER = 8
 _MOST_COLLECTED: Mapping[FigureKind, int] = {
     FigureKind.NUMBER: 4_096,
     FigureKind.CATEGORY: 4_096,
@@ -51,7 +56,7 @@ class StatisticMonitor:
         since_ms: when the phase began; None before the first block.
         blocks: of the phase.
         collected: figures of the reference, as long as it is collected.
-        scores: distances of the blocks behind the reference, by bin.
+        scores: numbers of the blocks behind the reference, by part of the day and by the bin of their distance.
         judged: blocks that were judged.
         recent: the latest blocks behind the reference.
     """
@@ -61,7 +66,7 @@ class StatisticMonitor:
     blocks: int = 0
     collected: tuple[Figure, ...] = ()
     reference: DriftReference | None = None
-    scores: Mapping[int, int] = field(default_factory=dict)
+    scores: Mapping[int, Mapping[int, int]] = field(default_factory=dict)
     evidence: DriftEvidence = NO_EVIDENCE
     judged: int = 0
     recent: tuple[FigureBlock, ...] = ()
@@ -86,16 +91,25 @@ def after_block(
         return replace(counted, collected=collected)
     assert monitor.reference is not None  # noqa: S101 - the first phase made it
     score = score_bin(monitor.reference.distance(block.figures))
+    part = part_of_day(block)
+    comparable = monitor.scores.get(part, {})
     after = replace(
         counted,
-        scores={**monitor.scores, score: monitor.scores.get(score, 0) + 1},
+        scores={**monitor.scores, part: {**comparable, score: comparable.get(score, 0) + 1}},
         recent=(*monitor.recent, block)[-RECENT_BLOCKS:],
     )
     if monitor.phase is MonitorPhase.CALIBRATION:
         is_enough = lasted and counted.blocks >= CALIBRATION_BLOCKS
         return replace(after, phase=MonitorPhase.WATCHING, since_ms=None, blocks=0) if is_enough else after
-    p = p_value(monitor.scores, score, chance)
+    p = p_value(comparable, score, chance)
     return replace(after, judged=monitor.judged + 1, evidence=monitor.evidence.after(p, block.began_ms))
+
+
+def part_of_day(block: FigureBlock) -> int:
+    """Which eighth of the day (UTC) a block began in; one number for all that last longer than that."""
+    if block.ended_ms - block.began_ms >= _PART_OF_DAY_MS:
+        return _LONGER
+    return block.began_ms % _DAY_MS // _PART_OF_DAY_MS
 
 
 def chance_of(*names: object) -> float:

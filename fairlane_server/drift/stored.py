@@ -64,7 +64,9 @@ def _plain_monitor(monitor: StatisticMonitor) -> dict[str, Any]:
         "blocks": monitor.blocks,
         "collected": monitor.collected,
         "reference": None if monitor.reference is None else _plain_reference(monitor.reference),
-        "scores": {str(score): count for score, count in monitor.scores.items()},
+        "scores": {
+            str(part): {str(score): count for score, count in counts.items()} for part, counts in monitor.scores.items()
+        },
         "evidence": {
             "logs": [_NEVER if log == float("-inf") else log for log in evidence.logs],
             "gains": evidence.gains,
@@ -86,7 +88,7 @@ def _monitor(plain: Mapping[str, Any]) -> StatisticMonitor:
         plain["blocks"],
         _figures(plain["collected"]),
         reference,
-        {int(score): count for score, count in plain["scores"].items()},
+        {int(part): {int(score): count for score, count in counts.items()} for part, counts in plain["scores"].items()},
         DriftEvidence(
             tuple(float("-inf") if log is _NEVER else log for log in evidence["logs"]),
             tuple(evidence["gains"]),

@@ -163,18 +163,6 @@ class DriftStream:
             monitors[statistic.name] = monitor
         return DriftStream(self.key, OpenBlock(self.block.ended_ms + 1), monitors), findings
 
-    def without_consent(self) -> "DriftStream":
-        """Without what may not be computed of a tenant that does not allow evaluation."""
-        forbidden = {one.name for one in self.key.statistics if one.needs_consent}
-        kept = {name: one for name, one in self.monitors.items() if name not in forbidden}
-        sample = tuple(
-            replace(
-                one, work=None, figures={name: value for name, value in one.figures.items() if name not in forbidden}
-            )
-            for one in self.block.sample
-        )
-        return DriftStream(self.key, replace(self.block, sample=sample), kept)
-
 
 def strangest(strangeness: Sequence[float], most: int) -> Collection[int]:
     """Indices of those that make most of a difference, the first of equal ones first."""

@@ -1,17 +1,19 @@
 """What the drift watch reads and writes in Postgres. Each call is one transaction that acts for all tenants."""
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
+
+import psycopg
 
 from fairlane.names import backfill_topic
 from fairlane.outcomes import EvaluationConsent, Outcome, Task
 from fairlane.records import SourceCoordinate
 from fairlane_server.drift.figures import REFUSAL_CHARS, STATISTICS, AnsweredRequest, Figure, figures_of
-from fairlane_server.drift.monitor import DriftFinding
+from fairlane_server.drift.monitor import DriftFinding, StatisticMonitor
 from fairlane_server.drift.stored import block_of, monitors_of, plain_block, plain_monitors
-from fairlane_server.drift.streams import DriftStream, StreamKey
+from fairlane_server.drift.streams import DriftStream, OpenBlock, StreamKey
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection
 from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import json_text
@@ -27,7 +29,8 @@ MOST_STREAMS = 5_000
 _CALL_TIMEOUT_S = 20.0
 _OVERLAP_MS = 60_000
 """A look sees results from so long before the last one again: partitions are not recorded in the order of time."""
-_MOST_BEHIND_MS = 3_600_000
+_MOST_BEHIND_MS = 600_000
+"""What was answered longer ago is not read: behind an outage, a look would take too long."""
 _MOST_SHOWN = 200
 
 _POSITION = "SELECT looked_to_ms, looks FROM drift_looks"
@@ -80,15 +83,15 @@ WITH sampled AS (
 {_FIGURES}
 """  # noqa: S608 - our own names
 _WATCHED = "SELECT coalesce(sum(watched), 0), count(*) FROM drift_streams"
-_STREAMS = """
-SELECT tenant, model, task, version, block, monitors FROM drift_streams JOIN unnest(
+# The monitors, which are large, are read and written when a block is judged.
+_STATES = """
+SELECT tenant, model, task, version, {column} FROM drift_streams JOIN unnest(
     %s::text[], %s::text[], %s::text[], %s::text[]
 ) AS wanted (tenant, model, task, version) USING (tenant, model, task, version)
 WHERE block_requests = %s
 """
-# The monitors, which are large, are written when a block was judged.
 _OPENED = """
-UPDATE drift_streams SET block = %(block)s, seen_at_ms = %(now_ms)s, has_payload = %(has_payload)s
+UPDATE drift_streams SET block = %(block)s, seen_at_ms = %(now_ms)s, has_payload = has_payload OR %(has_payload)s
 WHERE (tenant, model, task, version) = (%(tenant)s, %(model)s, %(task)s, %(version)s)
 """
 _JUDGED = """
@@ -178,8 +181,8 @@ class DriftLook:
         looks: number of looks before, by which ``write`` knows whether another recorder was faster.
         size: requests of a block.
         looked_to_ms: the latest reply seen.
+        blocks: the open blocks of their streams, as far as these have begun.
         watched: statistics that are judged, in all streams.
-        streams: of the requests, as far as they have states.
         has_room: whether new streams may begin.
     """
 
@@ -187,7 +190,7 @@ class DriftLook:
     size: int
     looked_to_ms: int
     requests: Sequence[FreshRequest]
-    streams: Mapping[StreamKey, DriftStream]
+    blocks: Mapping[StreamKey, OpenBlock]
     watched: int
     has_room: bool
 
@@ -212,7 +215,7 @@ class DriftStore:
         self._kept.close()
 
     def look(self, now_ms: int, size: int) -> DriftLook:
-        """What was answered since the last look, at most ``size`` requests of each stream, and the streams' states."""
+        """What was answered since the last look, at most ``size`` requests of each version, and the open blocks."""
         with self._kept.transaction(ALL_TENANTS) as connection:
             connection.execute(_BEGIN, (now_ms - _OVERLAP_MS,))
             ((looked_to_ms, looks),) = connection.execute(_POSITION)
@@ -224,15 +227,16 @@ class DriftStore:
             }
             requests = [_fresh(row) for row in connection.execute(_FRESH.encode(), asked)]
             keys = {key for one in requests for key in one.streams}
-            columns = [[getattr(key, name) for key in keys] for name in ("tenant", "model", "task", "version")]
-            streams = {
-                (key := StreamKey(*names)): DriftStream(key, block_of(block), monitors_of(monitors))
-                for *names, block, monitors in connection.execute(_STREAMS, (*columns, size))
-            }
+            blocks = {key: block_of(block) for key, block in _states(connection, "block", keys, size)}
             ((watched, count),) = connection.execute(_WATCHED)
         latest_ms = max((one.answered_at_ms for one in requests), default=looked_to_ms)
         has_room = count + len(keys) <= MOST_STREAMS
-        return DriftLook(looks, size, max(looked_to_ms, latest_ms), requests, streams, int(watched), has_room)
+        return DriftLook(looks, size, max(looked_to_ms, latest_ms), requests, blocks, int(watched), has_room)
+
+    def monitors(self, keys: Collection[StreamKey], size: int) -> dict[StreamKey, dict[str, StatisticMonitor]]:
+        """The monitors of these streams, as far as they have begun."""
+        with self._kept.transaction(ALL_TENANTS) as connection:
+            return {key: monitors_of(plain) for key, plain in _states(connection, "monitors", keys, size)}
 
     def window(self, key: StreamKey, since_ms: int, until_ms: int, most: int) -> list[FreshRequest]:
         """Some requests of a stream that were answered in this time."""
@@ -243,8 +247,8 @@ class DriftStore:
     def write(
         self,
         look: DriftLook,
-        opened: Iterable[DriftStream],
-        judged: Iterable[DriftStream],
+        opened: Sequence[DriftStream],
+        judged: Sequence[DriftStream],
         found: Sequence[ShownFinding],
         now_ms: int,
     ) -> bool:
@@ -256,9 +260,10 @@ class DriftStore:
             if found:
                 connection.execute(_LOCK_ERASURES)
             with connection.cursor() as cursor:
-                for query, streams in ((_OPENED, opened), (_JUDGED, judged)):
-                    if rows := [_row(stream, look.size, now_ms) for stream in streams]:
-                        cursor.executemany(query.encode(), rows)
+                if opened:
+                    cursor.executemany(_OPENED.encode(), [_opened_row(one, now_ms) for one in opened])
+                if judged:
+                    cursor.executemany(_JUDGED.encode(), [_judged_row(one, look.size, now_ms) for one in judged])
                 for one in found:
                     cursor.execute(_FOUND, _finding_row(one, now_ms))
                     cursor.execute(_SHOWN_BY, _sample_row(one, now_ms))
@@ -305,18 +310,32 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def _row(stream: DriftStream, size: int, now_ms: int) -> dict[str, Any]:
-    forbidden = {one.name for one in stream.key.statistics if one.needs_consent}
-    in_block = any(forbidden & one.figures.keys() or one.work for one in stream.block.sample)
+def _states(
+    connection: psycopg.Connection, column: str, keys: Collection[StreamKey], size: int
+) -> Iterator[tuple[StreamKey, Any]]:
+    wanted = [[getattr(key, name) for key in keys] for name in ("tenant", "model", "task", "version")]
+    for *names, state in connection.execute(_STATES.format(column=column).encode(), (*wanted, size)):
+        yield StreamKey(*names), state
+
+
+def _opened_row(stream: DriftStream, now_ms: int) -> dict[str, Any]:
+    of_payload = {one.name for one in stream.key.statistics if one.needs_consent}
+    in_block = any(of_payload & one.figures.keys() or one.work for one in stream.block.sample)
     return {
         **asdict(stream.key),
-        "size": size,
         "block": json_text(plain_block(stream.block)),
+        "has_payload": in_block or bool(of_payload & stream.monitors.keys()),
+        "now_ms": now_ms,
+    }
+
+
+def _judged_row(stream: DriftStream, size: int, now_ms: int) -> dict[str, Any]:
+    return {
+        **_opened_row(stream, now_ms),
+        "size": size,
         "monitors": json_text(plain_monitors(stream.monitors)),
         "statistics": json_text(dict(_statistics(stream))),
         "watched": stream.watched,
-        "has_payload": in_block or bool(forbidden & stream.monitors.keys()),
-        "now_ms": now_ms,
     }
 
 

@@ -19,7 +19,7 @@ from fairlane.settings import Settings
 from fairlane_server.drift.figures import LANGUAGE, Figure, text_of
 from fairlane_server.drift.language import language_of
 from fairlane_server.drift.monitor import DriftFinding, MonitorPhase
-from fairlane_server.drift.streams import DriftRules, DriftStream, SampledRequest, StreamKey, strangest
+from fairlane_server.drift.streams import DriftRules, DriftStream, OpenBlock, SampledRequest, StreamKey, strangest
 from fairlane_server.postgres.connection import reason
 from stream_processors.recorder.drift_store import DriftLook, DriftStore, FreshRequest, ShownFinding
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError
@@ -92,35 +92,30 @@ class DriftWatch(Watch):
             metrics.DRIFT_STATISTICS.labels(phase=phase.value).set(phases.get(phase.value, 0))
 
     def _judge(self, look: DriftLook) -> None:
-        log_needed = self._rules.log_needed(look.watched)
-        opened, judged, found = [], [], []
-        for key, requests in _by_stream(look.requests).items():
-            stream = look.streams.get(key)
-            if stream is None and not look.has_room:
-                continue
-            is_new = stream is None
-            stream = stream or DriftStream(key)
-            if not requests[0].is_allowed:
-                stream = stream.without_consent()
-            stream = stream.with_requests((_sampled(key, one) for one in requests), self._rules)
-            if not stream.is_due(self._rules):
-                (judged if is_new else opened).append(stream)
-                continue
-            after, findings = self._with_languages(stream).judged(self._rules, log_needed)
-            judged.append(after)
-            found += [self._shown_finding(key, finding) for finding in findings]
-        if not self._store.write(look, opened, judged, found, self._wall_clock()):
+        if not look.requests:
             return
-        for one in found:
-            log.warning(
-                "drift_found",
-                tenant=one.key.tenant,
-                model=one.key.model,
-                version=one.key.version,
-                statistic=one.finding.statistic,
-                effect=round(one.finding.effect, 3),
-                finding=one.finding_id,
-            )
+        opened, judged, due = [], [], []
+        for key, requests in _by_stream(look.requests).items():
+            block = look.blocks.get(key)
+            if block is None and not look.has_room:
+                continue
+            fresh = [_sampled(key, one) for one in requests]
+            stream = DriftStream(key, block or OpenBlock()).with_requests(fresh, self._rules)
+            if stream.is_due(self._rules):
+                due.append(stream)
+            else:
+                (judged if block is None else opened).append(stream)
+        monitors = self._store.monitors([one.key for one in due], look.size) if due else {}
+        log_needed = self._rules.log_needed(look.watched)
+        found: list[ShownFinding] = []
+        for stream in due:
+            known = replace(self._with_languages(stream), monitors=monitors.get(stream.key, {}))
+            after, findings = known.judged(self._rules, log_needed)
+            judged.append(after)
+            found += [self._shown_finding(stream.key, finding) for finding in findings]
+        if self._store.write(look, opened, judged, found, self._wall_clock()):
+            for one in found:
+                _log(one)
 
     def _shown_finding(self, key: StreamKey, finding: DriftFinding) -> ShownFinding:
         digest = hashlib.sha256("\0".join((*astuple(key), finding.statistic, str(finding.until_ms))).encode())
@@ -169,6 +164,18 @@ class DriftWatch(Watch):
             return None
         # A topic that was made anew has other records at the same offsets.
         return language_of(text_of(item.request.input)) if item is not None and item.tenant == tenant else None
+
+
+def _log(found: ShownFinding) -> None:
+    log.warning(
+        "drift_found",
+        tenant=found.key.tenant,
+        model=found.key.model,
+        version=found.key.version,
+        statistic=found.finding.statistic,
+        effect=round(found.finding.effect, 3),
+        finding=found.finding_id,
+    )
 
 
 def _by_stream(requests: Iterable[FreshRequest]) -> Mapping[StreamKey, list[FreshRequest]]:

@@ -274,17 +274,6 @@ def test_a_stream_finds_a_change_begins_anew_and_does_not_find_it_again() -> Non
     assert stream.watched == 1
 
 
-def test_what_needs_consent_is_forgotten_without_it() -> None:
-    work = SourceCoordinate("priority.p.normal", 0, 1)
-    one = SampledRequest(1, 0, {"output_tokens": 3.0, "refusals": "refused"}, work)
-    monitors = {"refusals": StatisticMonitor(), "output_tokens": StatisticMonitor()}
-
-    kept = DriftStream(ANSWERS, OpenBlock(0, 0, 0, (one,)), monitors).without_consent()
-
-    assert kept.monitors.keys() == {"output_tokens"}
-    assert kept.block.sample == (SampledRequest(1, 0, {"output_tokens": 3.0}),)
-
-
 def test_alarms_of_the_whole_deployment_are_shared_by_what_is_watched() -> None:
     rules = DriftRules(64, 300_000, 0, 2.0)
 

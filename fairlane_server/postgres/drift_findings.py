@@ -24,11 +24,11 @@ SELECT request_id, strangeness, answered_at_ms FROM drift_samples WHERE tenant =
 ORDER BY strangeness DESC, request_id
 """
 _STATISTICS = """
-SELECT tenant, model, task, version, one.key, one.value ->> 'phase', (one.value ->> 'blocks')::bigint,
-    (one.value ->> 'log_evidence')::double precision, seen_at_ms
+SELECT tenant, model, task, version, one.key, one.value ->> 'phase', (one.value ->> 'blocks')::bigint, seen_at_ms,
+    (one.value ->> 'log_evidence')::double precision
 FROM drift_streams, jsonb_each(statistics) AS one
 WHERE (%(tenant)s::text IS NULL OR tenant = %(tenant)s) AND (%(model)s::text IS NULL OR model = %(model)s)
-ORDER BY 8 DESC NULLS LAST, 1, 2, 3, 4, 5 LIMIT %(most)s
+ORDER BY 9 DESC NULLS LAST, 1, 2, 3, 4, 5 LIMIT %(most)s
 """
 
 
@@ -88,8 +88,8 @@ class StatisticState:
     statistic: str
     phase: str
     blocks: int
-    log_evidence: float | None
     seen_at_ms: int
+    log_evidence: float | None = None
 
 
 class DriftFindings:

@@ -78,7 +78,7 @@ _FINDING = DriftAnswer(
     found_at_ms=AT_MS,
 )
 _SAMPLE = DriftSample("0b0f1b52-6a3f-4f0e-9a55-0c6f6f5d8a11", 3.4, AT_MS - 120_000)
-_STATE = StatisticState("acme", "smollm2-135m-instruct", "generate", "", "prompt_tokens", "watching", 310, 0.4, AT_MS)
+_STATE = StatisticState("acme", "smollm2-135m-instruct", "generate", "", "prompt_tokens", "watching", 310, AT_MS, 0.4)
 _cursors = Cursors(tuple[int, str])
 
 

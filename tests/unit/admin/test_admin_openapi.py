@@ -29,6 +29,7 @@ from fairlane_server.dead_letters.bulk import Cut, ReplayResult
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.models.catalog import ModelRecord, route_of_one
 from fairlane_server.models.changes import Author, Published, registered
+from fairlane_server.postgres.drift_findings import DriftSample, FoundDrift, StatisticState
 from fairlane_server.postgres.model_history import RouteChange
 from fairlane_server.rollouts.changes import NoRolloutError
 from producers.admin.app import AdminApi
@@ -60,6 +61,10 @@ FACTS: dict[str, Any] = {
     "original": None,
     "original_at_ms": None,
 }
+FINDING = FoundDrift(
+    *("drift-0123456789abcdef", "acme", "m", "generate", "1", "refusals"),
+    *(0.5, 17.0, 16.0, 1, 2, 7, {"refused": 0.1}, {"refused": 0.6}, 3),
+)
 EXAMPLES = 6
 
 
@@ -167,15 +172,32 @@ class Watch(Store):
         return LoadBoard().view(1), "nothing comes"
 
 
+class Findings(Store):
+    def page(self, *_: Any) -> Sequence[FoundDrift]:
+        return [FINDING]
+
+    def get(self, finding_id: str) -> tuple[FoundDrift, Sequence[DriftSample]] | None:
+        return (FINDING, [DriftSample("r", 2.0, 1)]) if finding_id == FINDING.finding_id else None
+
+    def statistics(self, *_: Any) -> Sequence[StatisticState]:
+        return [StatisticState("acme", "m", "generate", "", "prompt_tokens", "reference", 3, 1)]
+
+
 AUTHENTICATION = SimpleNamespace(authenticator=authenticate)
 
 
 @pytest.fixture(scope="module")
 def probe() -> Iterator[Probe]:
-    doubles = {"ApiKeys": Keys, "AdminAudit": Audit, "Tenants": MemoryTenants, "DeadLetterOffice": Office}
+    doubles: dict[str, type] = {
+        "ApiKeys": Keys,
+        "AdminAudit": Audit,
+        "Tenants": MemoryTenants,
+        "DeadLetterOffice": Office,
+    }
     with ExitStack() as patched:
         patched.enter_context(patch("producers.admin.app.authentication", lambda *_parts, **_more: AUTHENTICATION))
-        for name, double in {**doubles, "ModelRoutes": MemoryModels, "Observer": Watch}.items():
+        doubles |= {"ModelRoutes": MemoryModels, "Observer": Watch, "DriftFindings": Findings}
+        for name, double in doubles.items():
             patched.enter_context(patch(f"producers.admin.app.{name}", double))
         api = AdminApi(Settings())
         api.app.router.lifespan_context = type(api.app)().router.lifespan_context
@@ -210,6 +232,10 @@ def test_the_usual_calls_are_answered(probe: Probe) -> None:
         (("GET", "/v1/admin/audit"), {"query": {"limit": 1}}, 200),
         (("GET", "/v1/admin/models"), {}, 200),
         (("GET", "/v1/admin/loads"), {}, 200),
+        (("GET", "/v1/admin/drift"), {}, 200),
+        (("GET", "/v1/admin/drift/statistics"), {}, 200),
+        (("GET", "/v1/admin/drift/{finding_id}"), {"path_parameters": {"finding_id": FINDING.finding_id}}, 200),
+        (("GET", "/v1/admin/drift/{finding_id}"), {"path_parameters": {"finding_id": "drift-" + "f" * 16}}, 404),
         (("GET", "/v1/admin/dead-letters"), {}, 200),
         (("DELETE", "/v1/admin/keys/{key_id}"), {"path_parameters": {"key_id": "f" * 16}}, 404),
     ):

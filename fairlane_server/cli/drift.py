@@ -53,9 +53,8 @@ def show_command(finding_id: FindingArgument, *, as_json: AsJson = False) -> Non
     version = f", answers of version {finding.version}" if finding.version else ""
     say(printable(f"{finding.statistic} of {finding.tenant}, {finding.model} ({finding.task}{version})"))
     say(f"changed about {utc(finding.since_ms)} UTC; {finding.blocks:,} blocks until {utc(finding.until_ms)}")
-    say(
-        f"effect {finding.effect:.3f}, evidence 1 to {_odds(finding.log_evidence)} ({_odds(finding.log_needed)} needed)"
-    )
+    evidence, needed = map(_number, (finding.log_evidence, finding.log_needed))
+    say(f"effect {finding.effect:.3f}, evidence {evidence}, of which {needed} was needed")
     for name, figures in (("before", finding.before), ("now", finding.now)):
         if figures:
             say(f"{name} {printable(_figures(figures))}")
@@ -87,11 +86,11 @@ def _row(one: "FoundDrift") -> Sequence[str]:
 
 
 def _state(one: "StatisticState") -> Sequence[str]:
-    evidence = "-" if one.log_evidence is None else _odds(one.log_evidence)
+    evidence = "-" if one.log_evidence is None else _number(one.log_evidence)
     return one.tenant, one.model, one.version or "-", one.task, one.statistic, one.phase, f"{one.blocks:,}", evidence
 
 
-def _odds(log: float) -> str:
+def _number(log: float) -> str:
     """A number whose natural logarithm this is."""
     return f"{math.exp(min(log, 300.0)):,.3g}"
 

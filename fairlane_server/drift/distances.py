@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 MOST_KEPT = 512
 """Values that a reference of numbers keeps, evenly by rank."""
@@ -26,16 +26,16 @@ Vector = tuple[float, ...]
 class DriftReference(Protocol):
     """What figures were like."""
 
-    def distance(self, block: Sequence[object]) -> float:
+    def distance(self, block: Sequence[Any]) -> float:
         """Of a block of figures that is not empty; not negative."""
         ...
 
-    def effect(self, block: Sequence[object]) -> float:
+    def effect(self, block: Sequence[Any]) -> float:
         """How much a block differs, in units that a person can read; not negative, and biased upwards in small
         blocks."""
         ...
 
-    def strangeness(self, block: Sequence[object]) -> list[float]:
+    def strangeness(self, block: Sequence[Any]) -> list[float]:
         """For each figure of a block that differs, how much it makes the difference."""
         ...
 

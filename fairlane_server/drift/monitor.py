@@ -7,7 +7,7 @@ categories are as valid (Vovk, Gammerman and Shafer 2022, chapter 4, "Mondrian")
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -194,7 +194,7 @@ def _thinned(figures: tuple[Figure, ...], most: int) -> tuple[Figure, ...]:
     return figures[::2] if len(figures) > most else figures
 
 
-_REFERENCES: Mapping[FigureKind, Any] = {
+_REFERENCES: Mapping[FigureKind, Callable[[Sequence[Any]], DriftReference]] = {
     FigureKind.NUMBER: NumberReference.of,
     FigureKind.CATEGORY: CategoryReference.of,
     FigureKind.VECTOR: VectorReference.of,

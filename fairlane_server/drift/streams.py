@@ -7,7 +7,7 @@ they are read.
 """
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from fairlane.records import SourceCoordinate
@@ -164,7 +164,7 @@ class DriftStream:
         return DriftStream(self.key, OpenBlock(self.block.ended_ms + 1), monitors), findings
 
 
-def strangest(strangeness: Sequence[float], most: int) -> Collection[int]:
+def strangest(strangeness: Sequence[float], most: int) -> list[int]:
     """Indices of those that make most of a difference, the first of equal ones first."""
     return sorted(range(len(strangeness)), key=lambda place: (-strangeness[place], place))[:most]
 

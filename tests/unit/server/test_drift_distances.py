@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import ks_2samp
 
 from fairlane_server.drift.distances import (
     MOST_CATEGORIES,
@@ -19,7 +18,7 @@ from fairlane_server.drift.distances import (
 
 numbers = st.floats(-1e6, 1e6)
 blocks_of_numbers = st.lists(numbers, min_size=1, max_size=60)
-names = st.sampled_from(["latin", "han", "cyrillic", "none"])
+names = st.sampled_from(["en", "de", "ru", "none"])
 vectors = st.lists(st.tuples(numbers, numbers, numbers), min_size=1, max_size=20)
 
 
@@ -36,7 +35,11 @@ def test_the_order_of_a_block_does_not_matter(known: list[float], block: list[fl
 
 @given(blocks_of_numbers, blocks_of_numbers)
 def test_the_effect_of_numbers_is_that_of_kolmogorov_and_smirnov(known: list[float], block: list[float]) -> None:
-    assert NumberReference.of(known).effect(block) == pytest.approx(ks_2samp(known, block).statistic)
+    def part(values: list[float], limit: float) -> float:
+        return sum(value <= limit for value in values) / len(values)
+
+    largest = max(abs(part(known, one) - part(block, one)) for one in (*known, *block))
+    assert NumberReference.of(known).effect(block) == pytest.approx(largest)
 
 
 @given(st.lists(numbers, min_size=1, max_size=2_000))
@@ -100,7 +103,7 @@ def test_any_change_of_numbers_is_farther_than_blocks_usually_are(changed: Calla
     ("reference", "usual", "strange"),
     [
         (NumberReference.of(range(100)), 50.0, 99.0),
-        (CategoryReference.of(["latin"] * 90 + ["han"] * 10), "latin", "han"),
+        (CategoryReference.of(["en"] * 90 + ["zh"] * 10), "en", "zh"),
         (VectorReference.of([(0.0, 0.0), (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)]), (0.5, 0.5), (9.0, 0.5)),
     ],
     ids=["numbers", "categories", "vectors"],

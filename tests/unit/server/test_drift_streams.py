@@ -289,7 +289,7 @@ def test_a_chance_is_drawn_alike_by_all(name: str, number: int) -> None:
 
 @given(st.lists(st.floats(0, 9), max_size=20), st.integers(0, 10))
 def test_the_strangest_come_first(strangeness: Sequence[float], most: int) -> None:
-    chosen = list(strangest(strangeness, most))
+    chosen = strangest(strangeness, most)
 
     assert len(chosen) == min(most, len(strangeness))
     values = [strangeness[place] for place in chosen]
@@ -314,7 +314,7 @@ def test_a_state_survives_its_column(draw: Draw, kind: FigureKind, blocks: int) 
 
 def test_a_block_survives_its_column() -> None:
     work = SourceCoordinate("priority.p.normal", 0, 1)
-    sample = (SampledRequest(-5, 3, {"embedding": (0.5, 1.0), "language": "han"}, work), SampledRequest(7, 4, {}))
+    sample = (SampledRequest(-5, 3, {"embedding": (0.5, 1.0), "language": "zh"}, work), SampledRequest(7, 4, {}))
     block = OpenBlock(1, 3, 4, sample)
 
     assert block_of(json.loads(json.dumps(plain_block(block)))) == block

@@ -105,7 +105,7 @@ def _foreign(part: float) -> Callable[[np.random.Generator, int], Values]:
 
 
 def _growing(drawn: np.random.Generator, blocks: int) -> Values:
-    factors = 1 + np.minimum(0.5, 0.005 * np.arange(blocks))
+    factors: Values = 1 + np.minimum(0.5, 0.005 * np.arange(blocks))
     return lengths(drawn, blocks) * factors[:, None]
 
 

@@ -63,13 +63,26 @@ LEFT JOIN LATERAL (
     ORDER BY usage.occurred_at_ms DESC LIMIT 1
 ) AS work ON true
 """
+# What belongs to a block that is closed must not take the place of what does not: each has its own order.
 _FRESH = f"""
-WITH fresh AS (
-    SELECT {_KEY}, {_PLACE} AS place, model, task, model_version FROM results
+WITH counted AS (
+    SELECT {_KEY}, {_PLACE} AS place, replied_at_ms, model, task, model_version FROM results
     WHERE replied_at_ms + 0 > %(since_ms)s AND {_COUNTED}
+), fresh AS (
+    SELECT counted.*, replied_at_ms >= coalesce(of_requests.not_before_ms, 0) AS for_requests,
+        replied_at_ms >= coalesce(of_answers.not_before_ms, 0) AS for_answers
+    FROM counted
+    LEFT JOIN drift_streams AS of_requests ON of_requests.tenant = counted.tenant AND of_requests.model = counted.model
+        AND of_requests.task = counted.task AND of_requests.version = ''
+        AND of_requests.block_requests = %(size)s
+    LEFT JOIN drift_streams AS of_answers ON of_answers.tenant = counted.tenant AND of_answers.model = counted.model
+        AND of_answers.task = counted.task AND of_answers.version = counted.model_version
+        AND of_answers.block_requests = %(size)s
 ), ranked AS (
-    SELECT {_KEY}, place, row_number() OVER (PARTITION BY tenant, model, task, model_version ORDER BY place) AS turn
-    FROM fresh
+    SELECT {_KEY}, place, row_number() OVER (
+        PARTITION BY tenant, model, task, model_version, for_requests, for_answers ORDER BY place
+    ) AS turn
+    FROM fresh WHERE for_requests OR for_answers
 ), sampled AS (SELECT {_KEY}, place FROM ranked WHERE turn <= %(size)s ORDER BY turn, place LIMIT %(most)s)
 {_FIGURES}
 """  # noqa: S608 - our own names
@@ -91,16 +104,19 @@ SELECT tenant, model, task, version, {column} FROM drift_streams JOIN unnest(
 WHERE block_requests = %s
 """
 _OPENED = """
-UPDATE drift_streams SET block = %(block)s, seen_at_ms = %(now_ms)s, has_payload = has_payload OR %(has_payload)s
+UPDATE drift_streams SET block = %(block)s, not_before_ms = %(not_before_ms)s, seen_at_ms = %(now_ms)s,
+    has_payload = has_payload OR %(has_payload)s
 WHERE (tenant, model, task, version) = (%(tenant)s, %(model)s, %(task)s, %(version)s)
 """
 _JUDGED = """
 INSERT INTO drift_streams
-    (tenant, model, task, version, block_requests, block, monitors, statistics, watched, has_payload, seen_at_ms)
-VALUES (%(tenant)s, %(model)s, %(task)s, %(version)s, %(size)s, %(block)s, %(monitors)s, %(statistics)s, %(watched)s,
-    %(has_payload)s, %(now_ms)s)
+    (tenant, model, task, version, block_requests, block, not_before_ms, monitors, statistics, watched, has_payload,
+    seen_at_ms)
+VALUES (%(tenant)s, %(model)s, %(task)s, %(version)s, %(size)s, %(block)s, %(not_before_ms)s, %(monitors)s,
+    %(statistics)s, %(watched)s, %(has_payload)s, %(now_ms)s)
 ON CONFLICT (tenant, model, task, version) DO UPDATE SET block_requests = excluded.block_requests,
-    block = excluded.block, monitors = excluded.monitors, statistics = excluded.statistics, watched = excluded.watched,
+    block = excluded.block, not_before_ms = excluded.not_before_ms, monitors = excluded.monitors,
+    statistics = excluded.statistics, watched = excluded.watched,
     has_payload = excluded.has_payload, seen_at_ms = excluded.seen_at_ms
 """
 _FOUND = """
@@ -324,6 +340,7 @@ def _opened_row(stream: DriftStream, now_ms: int) -> dict[str, Any]:
     return {
         **asdict(stream.key),
         "block": json_text(plain_block(stream.block)),
+        "not_before_ms": stream.block.not_before_ms,
         "has_payload": in_block or bool(of_payload & stream.monitors.keys()),
         "now_ms": now_ms,
     }

@@ -94,7 +94,9 @@ class DriftWatch(Watch):
     def _judge(self, look: DriftLook) -> None:
         if not look.requests:
             return
-        opened, judged, due = [], [], []
+        opened: list[DriftStream] = []
+        judged: list[DriftStream] = []
+        due: list[DriftStream] = []
         for key, requests in _by_stream(look.requests).items():
             block = look.blocks.get(key)
             if block is None and not look.has_room:

@@ -52,8 +52,8 @@ ROWS = {
     "label_items": "(tenant, request_id, origin, model, model_version, task, input, output, answered_at_ms, "
     "queued_at_ms) VALUES (%(tenant)s, 'r', 'feedback', 'm', '1', 'generate', '{}', '{}', 1, 1)",
     "labels": "(tenant, request_id, reviewer, given_at_ms) VALUES (%(tenant)s, 'r', 'me', 1)",
-    "drift_streams": "(tenant, model, task, version, block_requests, block, monitors, statistics, watched, "
-    "has_payload, seen_at_ms) VALUES (%(tenant)s, 'm', 'generate', '', 1, '{}', '{}', '{}', 0, false, 1)",
+    "drift_streams": "(tenant, model, task, version, block_requests, block, not_before_ms, monitors, statistics, "
+    "watched, has_payload, seen_at_ms) VALUES (%(tenant)s, 'm', 'generate', '', 1, '{}', 0, '{}', '{}', 0, false, 1)",
     "drift_findings": "(tenant, finding_id, model, task, version, statistic, needs_consent, effect, log_evidence, "
     "log_needed, since_ms, until_ms, blocks, before, now, found_at_ms) VALUES (%(tenant)s, 'f' || %(tenant)s, 'm', "
     "'generate', '', 'prompt_tokens', false, 0, 0, 0, 0, 0, 1, '{}', '{}', 1)",

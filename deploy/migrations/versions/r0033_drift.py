@@ -20,6 +20,7 @@ CREATE TABLE drift_streams (
     version text NOT NULL,
     block_requests integer NOT NULL,
     block jsonb NOT NULL,
+    not_before_ms bigint NOT NULL,
     monitors jsonb NOT NULL,
     statistics jsonb NOT NULL,
     watched integer NOT NULL,
@@ -28,6 +29,7 @@ CREATE TABLE drift_streams (
     PRIMARY KEY (tenant, model, task, version)
 );
 COMMENT ON COLUMN drift_streams.version IS 'whose answers these are; empty: the requests to all versions';
+COMMENT ON COLUMN drift_streams.not_before_ms IS 'what was answered before belongs to a block that is closed';
 COMMENT ON COLUMN drift_streams.statistics IS 'by statistic, its phase, blocks and evidence, for people';
 COMMENT ON COLUMN drift_streams.has_payload IS 'something in it was computed from texts, labels or vectors';
 

@@ -63,7 +63,13 @@ FACTS: dict[str, Any] = {
 }
 FINDING = FoundDrift(
     *("drift-0123456789abcdef", "acme", "m", "generate", "1", "refusals"),
-    *(0.5, 17.0, 16.0, 1, 2, 7, {"refused": 0.1}, {"refused": 0.6}, 3),
+    *(0.5, 17.0, 16.0),
+    since_ms=1,
+    until_ms=2,
+    blocks=7,
+    before={"refused": 0.1},
+    now={"refused": 0.6},
+    found_at_ms=3,
 )
 EXAMPLES = 6
 

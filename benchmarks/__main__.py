@@ -42,7 +42,7 @@ _NAMES = (
         "queue-cost",
     ),
     *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),
-    *("streaming", "retrieval", "cache", "grounded", "guardrails", "rollout", "gateway", "edge", "sync-call"),
+    *("streaming", "retrieval", "cache", "grounded", "guardrails", "rollout", "drift", "gateway", "edge", "sync-call"),
     "backfill",
 )
 _MODULES = tuple(import_module(f"benchmarks.{name.replace('-', '_')}") for name in _NAMES)

@@ -211,6 +211,10 @@ COPIES_UNREADABLE = Counter(
 COPIES_ENDED = Counter(
     "fairlane_evaluation_copies_total", "Copies for evaluation by how they ended, as recorded", ["kind", "arm", "ended"]
 )
+DRIFT_FINDINGS = Gauge(
+    "fairlane_drift_findings", "ALARM above 0: findings of drift in the last 24 hours", ["tenant", "model", "statistic"]
+)
+DRIFT_STATISTICS = Gauge("fairlane_drift_statistics", "Statistics that drift is looked for in, by phase", ["phase"])
 LABELS_QUEUED = Counter("fairlane_labels_queued_total", "Outputs queued for labelling", ["origin"])
 UNREADABLE_RECORDS = Counter(
     "fairlane_unreadable_records_total",

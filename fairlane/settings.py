@@ -317,6 +317,18 @@ class Settings(KafkaSettings):
     """Most open items of a tenant in the labelling queue; 0 queues none."""
     labels_sample_rate: float = Field(1.0, ge=0, le=1)
     """Part of the outputs with bad feedback or a guardrail hit that is queued for labelling."""
+    drift_block_requests: int = Field(64, ge=0, le=1_024)
+    """Requests of each block in which drift is looked for, by tenant and model; 0 looks for none. Another size begins
+    all references anew."""
+    drift_block_s: int = Field(300, ge=1)
+    """Least duration of such a block. With more traffic a block is a sample of it."""
+    drift_reference_s: int = Field(86_400, ge=0)
+    """Least duration of the reference that blocks are compared with, and of the calibration behind it, which measures
+    how far blocks usually are from it. A day has all hours in it."""
+    drift_false_alarms_per_month: float = Field(1.0, gt=0, le=1_000)
+    """Alarms about drift in 30 days of the whole deployment, on average, without any drift; at most."""
+    drift_ttl_s: int = Field(7_776_000, ge=86_400)
+    """How long findings of drift are kept in Postgres, and states of streams without requests."""
     admin_host: str = "127.0.0.1"
     """Address that the admin API listens on. Beyond this machine, put a TLS proxy that only administrators reach before
     it."""

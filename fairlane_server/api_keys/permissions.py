@@ -57,7 +57,7 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.DOCUMENTS_WRITE: "create and delete collections, upload and delete documents",
     Permission.CONVERSATIONS_READ: "read and export conversations",
     Permission.CONVERSATIONS_ERASE: "erase conversations",
-    Permission.LOADS_READ: "read queues and loads of all tenants and pools",
+    Permission.LOADS_READ: "read queues, loads and drift of all tenants and pools",
     Permission.REGISTRY_READ: "read models, their routes, rollouts, shadows and replays",
     Permission.REGISTRY_WRITE: "register versions, move aliases, set rules, start rollouts, shadows and replays",
     Permission.ROLLOUTS_STEER: "approve, pause, end and roll back rollouts, steer replays, stop versions and shadows",

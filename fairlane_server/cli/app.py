@@ -18,6 +18,7 @@ from fairlane_server.cli import (
     costs,
     db,
     dlq,
+    drift,
     evaluate,
     explain,
     feedback,
@@ -64,6 +65,7 @@ app.add_typer(db.app, name="db")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(collections.app, name="collections")
 app.add_typer(conversations.app, name="conversations")
+app.add_typer(drift.app, name="drift")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(labels.app, name="labels")
 app.add_typer(keys.keys_app, name="keys")

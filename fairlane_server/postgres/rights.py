@@ -143,6 +143,12 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
             "evaluation_results": "SELECT (run, tenant, request_id, arm, source_topic, source_partition, "
             "source_offset, log_topic, log_partition, log_offset, replies_seen), INSERT, UPDATE (replies_seen), DELETE",
+            # Of the drift watch.
+            "drift_looks": "SELECT, INSERT, UPDATE (looked_to_ms, looks)",
+            "drift_streams": "SELECT, INSERT, UPDATE, DELETE",
+            "drift_findings": "SELECT (tenant, finding_id, model, statistic, needs_consent, found_at_ms), INSERT, "
+            "DELETE",
+            "drift_samples": "SELECT (tenant, finding_id, request_id, found_at_ms), INSERT",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -159,6 +165,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             {
                 *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
                 *("feedback", "label_items", "evaluation_results"),
+                *("drift_streams", "drift_findings", "drift_samples"),
             }
         ),
     ),
@@ -222,8 +229,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `rollout`, `models history`
-    # and `db status`. Of results all columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `drift`, `explain`, `rollout`,
+    # `models history` and `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, arm, reply_topic, reply_partition, reply_offset, recorded_at)",
@@ -239,6 +246,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "evaluation_results": f"SELECT ({_COPY})",
             # `fairlane replay`, which the process of the admin API carries out.
             "log_replays": f"SELECT, INSERT ({_REPLAY}), UPDATE (state, trouble, ended_at_ms)",
+            # What was found, and how far the statistics are; no figure of a request.
+            "drift_findings": "SELECT",
+            "drift_samples": "SELECT",
+            "drift_streams": "SELECT (tenant, model, task, version, statistics, seen_at_ms)",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
             "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
@@ -263,6 +274,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             {
                 *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
                 *("admin_events", "feedback", "evaluation_results"),
+                *("drift_findings", "drift_samples", "drift_streams"),
             }
         ),
     ),
@@ -290,6 +302,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage": "SELECT (work_topic, work_partition, work_offset, tenant, request_id, outcome)",
             "tenants": "SELECT (tenant, evaluation)",
             "erased": "SELECT (tenant, kind, digest, before_ms)",
+            # What was found, and how far the statistics are; no figure of a request.
+            "drift_findings": "SELECT",
+            "drift_samples": "SELECT",
+            "drift_streams": "SELECT (tenant, model, task, version, statistics, seen_at_ms)",
         },
         functions=(
             *("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
@@ -300,6 +316,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
                 *("api_keys", "users", "barred_tenants", "admin_events"),
                 *("results", "audit_logs", "feedback", "evaluation_results"),
                 *("log_replay_requests", "usage", "tenants", "erased"),
+                *("drift_findings", "drift_samples", "drift_streams"),
             }
         ),
     ),

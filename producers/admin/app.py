@@ -21,6 +21,7 @@ from fairlane_server.administration.observer import Observer
 from fairlane_server.administration.tenants import Tenants
 from fairlane_server.api_keys.key_store import ApiKeys
 from fairlane_server.log_replay.runner import LogReplayRunner
+from fairlane_server.postgres.drift_findings import DriftFindings
 from fairlane_server.postgres.pool import DeadlinePool
 from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
@@ -29,6 +30,7 @@ from fairlane_server.rollouts.controller import RolloutController
 from producers.admin import (
     audit,
     dead_letters,
+    drift,
     identities,
     log_replays,
     models,
@@ -108,8 +110,8 @@ class AdminApi:
         self._replay_runner = LogReplayRunner(settings, codec, partial(self._ended, "log_replays_failed"))
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, models, rollouts, replays of the log, dead letters, loads and the audit "
-            "of a deployment.",
+            description="Tenants, keys, users, models, rollouts, replays of the log, dead letters, loads, drift and the "
+            "audit of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,
@@ -128,6 +130,7 @@ class AdminApi:
             shadows.router(deps, routes, self._history_calls),
             log_replays.router(deps, self._replays, self._replay_calls, routes),
             observation.router(deps, self._observer, self._load_calls),
+            drift.router(deps, DriftFindings(settings), self._history_calls),
             audit.router(deps),
         ):
             self.app.include_router(router, prefix=PREFIX)

@@ -10,6 +10,7 @@ from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from fairlane_server.processes.start import begin_service
+from stream_processors.recorder.drift_watch import DriftWatch, rules_of_drift
 from stream_processors.recorder.feedback_watch import FeedbackWatch
 from stream_processors.recorder.label_collector import LabelCollector
 from stream_processors.recorder.label_sources import WorkItemLog
@@ -18,6 +19,7 @@ from stream_processors.recorder.retention import OldRows, Removal, rules_of
 from stream_processors.recorder.source import LogConsumer
 from stream_processors.recorder.spend_watch import SpendWatch
 from stream_processors.recorder.store import RecorderStore
+from stream_processors.recorder.watch import Watch
 
 log = logs.get_logger(__name__)
 
@@ -40,10 +42,14 @@ def main() -> int:
     rules = rules_of(settings)
     failures: list[BaseException] = []
     removal = Removal(OldRows(dsn), rules, failures.append)
-    spending = SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append)
-    feedback = FeedbackWatch(dsn, failures.append)
     codec = codec_for(settings)
-    labels = LabelCollector(settings, WorkItemLog(settings, codec), failures.append)
+    watches: list[Watch] = [
+        SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append),
+        FeedbackWatch(dsn, failures.append),
+        LabelCollector(settings, WorkItemLog(settings, codec), failures.append),
+    ]
+    if (drift_rules := rules_of_drift(settings)) is not None:
+        watches.append(DriftWatch(settings, drift_rules, WorkItemLog(settings, codec), failures.append))
     recorder = Recorder(
         LogConsumer(settings),
         RecorderStore(dsn),
@@ -54,9 +60,8 @@ def main() -> int:
     )
     log.info("recorder_started", database=database)
     removal.start()
-    spending.start()
-    feedback.start()
-    labels.start()
+    for watch in watches:
+        watch.start()
     collect_less_often()
     try:
         recorder.run(lambda: stop.stopping or bool(failures))
@@ -65,9 +70,8 @@ def main() -> int:
         return 1
     finally:
         removal.stop()
-        spending.stop()
-        feedback.stop()
-        labels.stop()
+        for watch in watches:
+            watch.stop()
         health.stop()
     if failures:
         log.error("recorder_failed", reason=str(failures[0]), kind=type(failures[0]).__name__)

@@ -1,4 +1,5 @@
-"""The thread that fills the labelling queue: outputs with bad feedback, and those that a guardrail found something in.
+"""The thread that fills the labelling queue: outputs with bad feedback, those that a guardrail found something in, and
+those that show drift.
 
 Only of tenants that allow evaluation; when a tenant does not any more, its items go, and the results of copies of its
 requests. What a request was asked with is
@@ -26,6 +27,8 @@ from stream_processors.recorder.watch import Watch
 log = get_logger(__name__)
 
 APPLICATION_NAME = "fairlane-label-collector"
+DRIFT = "drift"
+"""Origin of requests that show a finding of drift."""
 LOW_RATING = 0.5
 """An output with a rating below this is queued."""
 WINDOW_MS = 86_400_000
@@ -52,8 +55,8 @@ _WITHDRAWN_COPIES = """
 DELETE FROM evaluation_results WHERE tenant IN (SELECT tenant FROM tenants WHERE evaluation <> %s)
 """
 _OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
-# A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
-# with the place of the last work item; in any order, so that none keeps others out.
+# A sample is a function of the id, so that every recorder, and every look, takes the same; of drift there are few. Each
+# candidate comes once, with the place of the last work item; in any order, so that none keeps others out.
 _CANDIDATES = """
 WITH allowed AS (
     SELECT tenant FROM tenants WHERE evaluation = %(allowed)s AND tenant <> ALL(%(full)s)
@@ -65,9 +68,12 @@ WITH allowed AS (
     WHERE replied_at_ms + 0 > %(replied_since_ms)s AND model_version IS NOT NULL AND guardrails <> '[]' AND EXISTS (
         SELECT FROM jsonb_array_elements(guardrails) AS verdict WHERE verdict ->> 'verdict' = ANY(%(hits)s)
     )
+    UNION ALL
+    SELECT tenant, request_id, %(drift)s FROM drift_samples JOIN allowed USING (tenant)
+    WHERE found_at_ms > %(given_since_ms)s
 ), sampled AS (
     SELECT DISTINCT ON (tenant, request_id) tenant, request_id, origin FROM found
-    WHERE get_byte(sha256(convert_to(request_id, 'UTF8')), 0) * 256
+    WHERE origin = %(drift)s OR get_byte(sha256(convert_to(request_id, 'UTF8')), 0) * 256
         + get_byte(sha256(convert_to(request_id, 'UTF8')), 1) < %(share)s
     ORDER BY tenant, request_id, origin
 ), worked AS (
@@ -184,6 +190,7 @@ class LabelCollector(Watch):
                 "given_since_ms": at_ms - WINDOW_MS,
                 # All results of a day are many; feedback is little, and may get its model late.
                 "replied_since_ms": max(at_ms - WINDOW_MS, self._looked_at_ms - _OVERLAP_MS),
+                "drift": DRIFT,
                 "low": LOW_RATING,
                 "flagged": FLAGGED,
                 "hits": _HITS,

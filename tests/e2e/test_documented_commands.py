@@ -45,6 +45,7 @@ MODEL_VERSIONS = PROJECT_ROOT / "docs" / "model-versions.md"
 
 NOT_RUN: Mapping[str, str] = {
     r"fairlane sessions ": "needs a user of Redis for it alone; run by tests/integration/test_sessions.py",
+    r"fairlane drift show ": "needs a finding; run by tests/integration/test_drift.py",
     r"fairlane labels ": "needs a tenant that allows evaluation; run by tests/integration/test_labels.py",
     r"fairlane replay ": "needs a tenant that allows evaluation; run by tests/integration/test_log_replay.py",
     r"fairlane models (register digits-3\.yaml|sync )": "needs MLflow; tests/integration/test_mlflow_registry.py",

@@ -150,6 +150,17 @@ CASES = (
         TICKET | {"tenant": "acme", "currency": "EUR"},
         "acme spends 2.5 times what is usual at most at this time of the day",
     ),
+    Case(
+        "Drift",
+        {
+            'fairlane_drift_findings{tenant="acme",model="digits",statistic="confidence",instance="a"}': "0x4 1x4 0",
+            'fairlane_drift_findings{tenant="acme",model="digits",statistic="confidence",instance="b"}': "0x19",
+        },
+        (5, 9),
+        (4, 10),
+        TICKET | {"tenant": "acme", "model": "digits", "statistic": "confidence"},
+        "confidence of acme and digits changed in the last day",
+    ),
     counted(
         "RolledBack",
         'fairlane_rollout_decisions_total{model="digits",decision="rolled_back"}',

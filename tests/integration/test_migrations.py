@@ -25,6 +25,7 @@ TENANT_TABLES = (
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased", "barred_tenants"),
     *("feedback", "label_items", "labels", "evaluation_results"),
+    *("drift_streams", "drift_findings", "drift_samples"),
 )
 REVISIONS = (
     "0001",
@@ -58,6 +59,8 @@ REVISIONS = (
     "0029",
     "0030",
     "0031",
+    "0032",
+    "0033",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -56,6 +56,12 @@ ROWS = {
     "outcome, prompt_tokens, completion_tokens, cached_tokens, batch_size, finished_at_ms, log_topic, log_partition, "
     "log_offset, replies_seen) VALUES ('run', %(tenant)s, 'r', 'candidate', 'shadow', 's', 0, 0, 'completed', 'ok', 1, "
     "1, 0, 1, 1, 'l', 0, 0, 1)",
+    "drift_streams": "(tenant, model, task, version, block_requests, block, not_before_ms, monitors, statistics, "
+    "watched, has_payload, seen_at_ms) VALUES (%(tenant)s, 'm', 'generate', '', 1, '{}', 0, '{}', '{}', 0, false, 1)",
+    "drift_findings": "(tenant, finding_id, model, task, version, statistic, needs_consent, effect, log_evidence, "
+    "log_needed, since_ms, until_ms, blocks, before, now, found_at_ms) VALUES (%(tenant)s, 'f' || %(tenant)s, 'm', "
+    "'generate', '', 'prompt_tokens', false, 0, 0, 0, 0, 0, 1, '{}', '{}', 1)",
+    "drift_samples": "VALUES (%(tenant)s, 'f' || %(tenant)s, 'r', 1, 1, 1)",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""

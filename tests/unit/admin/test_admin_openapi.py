@@ -35,6 +35,7 @@ from fairlane_server.log_replay.store import LogReplay, LogReplayNotFoundError, 
 from fairlane_server.log_replay.verdict import ReplayTally, judge_replay
 from fairlane_server.models.catalog import ModelRecord, route_of_one
 from fairlane_server.models.changes import Author, Published, registered
+from fairlane_server.postgres.drift_findings import DriftSample, FoundDrift, StatisticState
 from fairlane_server.postgres.model_history import RouteChange
 from fairlane_server.rollouts.changes import NoRolloutError
 from producers.admin.app import AdminApi
@@ -72,6 +73,16 @@ FACTS: dict[str, Any] = {
     "original_at_ms": None,
 }
 WISH = {"model": "m", "candidate": "2", "from": "2026-01-31T12:00:00Z"}
+FINDING = FoundDrift(
+    *("drift-0123456789abcdef", "acme", "m", "generate", "1", "refusals"),
+    *(0.5, 17.0, 16.0),
+    since_ms=1,
+    until_ms=2,
+    blocks=7,
+    before={"refused": 0.1},
+    now={"refused": 0.6},
+    found_at_ms=3,
+)
 EXAMPLES = 6
 
 
@@ -207,6 +218,17 @@ class Watch(Store):
         return LoadBoard().view(1), "nothing comes"
 
 
+class Findings(Store):
+    def page(self, *_: Any) -> Sequence[FoundDrift]:
+        return [FINDING]
+
+    def get(self, finding_id: str) -> tuple[FoundDrift, Sequence[DriftSample]] | None:
+        return (FINDING, [DriftSample("r", 2.0, 1)]) if finding_id == FINDING.finding_id else None
+
+    def statistics(self, *_: Any) -> Sequence[StatisticState]:
+        return [StatisticState("acme", "m", "generate", "", "prompt_tokens", "reference", 3, 1)]
+
+
 AUTHENTICATION = SimpleNamespace(authenticator=authenticate)
 
 
@@ -220,7 +242,12 @@ def probe() -> Iterator[Probe]:
     }
     with ExitStack() as patched:
         patched.enter_context(patch("producers.admin.app.authentication", lambda *_parts, **_more: AUTHENTICATION))
-        doubles |= {"ModelRoutes": MemoryModels, "Observer": Watch, "LogReplayOffice": Replays}
+        doubles |= {
+            "ModelRoutes": MemoryModels,
+            "Observer": Watch,
+            "LogReplayOffice": Replays,
+            "DriftFindings": Findings,
+        }
         for name, double in doubles.items():
             patched.enter_context(patch(f"producers.admin.app.{name}", double))
         api = AdminApi(Settings())
@@ -265,6 +292,10 @@ def test_the_usual_calls_are_answered(probe: Probe) -> None:
         (("GET", "/v1/admin/replays/{replay}/report"), {"path_parameters": {"replay": "yesterday"}}, 200),
         (("POST", "/v1/admin/replays/{replay}/pause"), {"path_parameters": {"replay": "yesterday"}}, 200),
         (("POST", "/v1/admin/replays/{replay}/resume"), {"path_parameters": {"replay": "yesterday"}}, 409),
+        (("GET", "/v1/admin/drift"), {}, 200),
+        (("GET", "/v1/admin/drift/statistics"), {}, 200),
+        (("GET", "/v1/admin/drift/{finding_id}"), {"path_parameters": {"finding_id": FINDING.finding_id}}, 200),
+        (("GET", "/v1/admin/drift/{finding_id}"), {"path_parameters": {"finding_id": "drift-" + "f" * 16}}, 404),
         (("GET", "/v1/admin/dead-letters"), {}, 200),
         (("DELETE", "/v1/admin/keys/{key_id}"), {"path_parameters": {"key_id": "f" * 16}}, 404),
     ):

@@ -3,6 +3,7 @@
 What every engine promises is in ``test_remote_engines.py``, real servers in ``test_remote_servers.py``.
 """
 
+import itertools
 import json
 import random
 import subprocess
@@ -48,6 +49,7 @@ from tests.kit.waiting import eventually
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
+NESTED = b"[" * 100_000 + b"]" * 100_000
 TASKS = {"openai-endpoint": ("generate", "embed", "rank"), "v2-endpoint": ("classify", "embed", "rank")}
 
 
@@ -215,14 +217,18 @@ def test_without_a_count_of_the_server_tokens_are_counted_here(folder: Path) -> 
         (400, {"error": {"message": "secret prompt", "param": "top_p"}}, Code.INVALID, "parameters.top_p"),
         (422, {"detail": "secret prompt"}, Code.INVALID, "input"),
         (400, "no object", Code.INVALID, "input"),
+        (400, b'{"error": "ung\xfcltig"}', Code.INVALID, "input"),
+        (400, b'{"error": ' + NESTED + b"}", Code.INVALID, "input"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_refusal_of_an_item_is_its_outcome_and_not_held_against_the_server(
     folder: Path, status: int, document: Any, code: Code, field: str
 ) -> None:
     with openai(folder, 2) as (engine, servers):
         for server in servers:
-            server.scripted = [ScriptedAnswer(status, json.dumps(document).encode()) for _ in range(8)]
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+            server.scripted = [ScriptedAnswer(status, body) for _ in range(8)]
         outcomes = run_batch(engine, [chat(f"item {number}") for number in range(8)])
         assert sum(len(server.requests) for server in servers) == 8
         assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
@@ -248,16 +254,85 @@ def test_a_refusal_of_an_item_is_its_outcome_and_not_held_against_the_server(
         ScriptedAnswer(200, headers={"Content-Encoding": "gzip"}),
         ScriptedAnswer(cut_after=0),
         ScriptedAnswer(cut_after=3),
+        ScriptedAnswer(503, headers={"Retry-After": "Mon, 01 Jan 99999999999999 00:00:00 GMT"}),
+        ScriptedAnswer(200, b"data: " + NESTED + b"\n\n"),
+        ScriptedAnswer(200, b'data: {"error": ' + NESTED + b"}\n\n"),
+        ScriptedAnswer(200, b'data: {"choices": [{"text": "\xff"}]}\n\n'),
     ],
-    ids=str,
+    ids=lambda answer: str(answer)[:60],
 )
 def test_what_one_endpoint_does_not_answer_another_one_does(folder: Path, answer: ScriptedAnswer) -> None:
+    deaths: list[BaseException] = []
     with openai(folder, 2) as (engine, servers):
+        engine.watch(deaths.append)
         servers[0].scripted, servers[1].scripted = [answer], []
         outcomes = run_batch(engine, [chat("one"), chat("two")])
         assert not servers[0].scripted
         assert sum(sample(engine, "fairlane_endpoint_failures_total").values()) == 1
     assert all(isinstance(outcome, Success) for outcome in outcomes), outcomes
+    assert deaths == []
+
+
+def v2_answer(shape: str, data: str) -> bytes:
+    """An embedding with this shape and this data."""
+    tensor = f'{{"name": "embedding", "shape": {shape}, "datatype": "FP32", "data": {data}}}'
+    return f'{{"model_name": "tiny", "outputs": [{tensor}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "server_type", "bodies"),
+    [
+        (
+            "v2-endpoint",
+            V2ModelServer,
+            [
+                v2_answer(str([1] * 100), "[0.5]"),
+                v2_answer(f"[0, {10**24}]", "[]"),
+                v2_answer("[1, 1]", f"[{'9' * 400}]"),
+                v2_answer("[1, 1]", NESTED.decode()),
+                b'{"outputs": ' + NESTED + b"}",
+            ],
+        ),
+        (
+            "openai-endpoint",
+            OpenAiModelServer,
+            [
+                b'{"data": ' + NESTED + b"}",
+                b'{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}',
+                b'{"data": [{"index": 0, "embedding": []}]}',
+            ],
+        ),
+    ],
+    ids=["v2-endpoint", "openai-endpoint"],
+)
+def test_numbers_that_cannot_be_read_fail_one_item_and_not_the_engine(
+    folder: Path, engine_name: str, server_type: Callable[[], ModelServer], bodies: list[bytes]
+) -> None:
+    deaths: list[BaseException] = []
+    server = server_type()
+    with model_server(server):
+        # A call for each text: the next answer is a good one, with 8 dimensions.
+        spec = spec_for(folder, engine_name, [server.url], ("embed", "rank"), max_rows=1)
+        with loaded(spec) as engine:
+            engine.watch(deaths.append)
+            for body, item in itertools.product(bodies, (embed("one", "two"), rank("one", "two"))):
+                server.scripted = [ScriptedAnswer(body=body)]
+                bad, good = run_batch(engine, [item])[0], run_batch(engine, [item])[0]
+                assert isinstance(bad, Failure)
+                assert bad.transient, bad
+                assert isinstance(good, Success)
+    assert deaths == []
+
+
+def test_a_check_with_an_answer_that_cannot_be_read_is_a_failed_check(folder: Path) -> None:
+    deaths: list[BaseException] = []
+    with openai(folder, 1) as (engine, [server]):
+        engine.watch(deaths.append)
+        server.check_body = NESTED
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {1.0}, PATIENCE_S, "ejected")
+        server.check_body = None
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {0.0}, PATIENCE_S, "back")
+    assert deaths == []
 
 
 def test_a_stream_that_breaks_after_its_first_text_is_not_begun_again_elsewhere(folder: Path) -> None:

@@ -16,6 +16,7 @@ from fairlane.outcomes import Code
 from inference_consumers.engines.protocol import Failure
 from inference_consumers.engines.remote.endpoints import ModelEndpoint, ModelEndpoints
 from inference_consumers.engines.remote.errors import (
+    UNREADABLE,
     EndpointBusyError,
     EndpointFailedError,
     EndpointKeyError,
@@ -188,7 +189,7 @@ def refusal(status: int, body: bytes) -> Failure:
     """The failure of an item that a server refused with 400, 413 or 422. A prompt that is too long is told from the
     rest by the code or the words of the server, none of which are repeated."""
     message = code = param = None
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(*UNREADABLE):
         given = msgspec.json.decode(body, type=_ErrorBody)
         inner = given.error if isinstance(given.error, dict) else {}
         message = inner.get("message") or given.message or given.error or given.detail
@@ -210,6 +211,6 @@ def retry_after_s(stated: str | None, now: Callable[[], datetime]) -> float | No
         return float(stated)
     try:
         at = parsedate_to_datetime(stated)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now()).total_seconds())

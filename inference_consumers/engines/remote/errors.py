@@ -1,6 +1,11 @@
 """Errors of a try at an endpoint, by whose fault it is. None quotes an answer of the server: it may repeat a prompt."""
 
+import msgspec
+
 from inference_consumers.engines.protocol import Failure
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of decoding JSON: it is none, or not of the expected type, not UTF-8, or nested too deeply."""
 
 
 class EndpointFailedError(Exception):

@@ -16,7 +16,7 @@ from fairlane_server.text import clean_text
 from inference_consumers.engines.generated_text import outcome_of_text
 from inference_consumers.engines.prompts import has_broken_text
 from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.remote.errors import UNREADABLE, EndpointFailedError
 
 COMPLETIONS = "/v1/completions"
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -164,7 +164,7 @@ class StreamedAnswer:
             return ""
         try:
             chunk = _chunks.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise EndpointFailedError("its answer is not what this interface answers") from error
         if chunk.error is not None:
             raise EndpointFailedError("it ended its answer with an error")
@@ -244,10 +244,10 @@ def vectors_of(body: bytes, count: int) -> tuple[list[list[float]], int | None]:
     """The vectors of ``count`` texts in their order, and the server's count of tokens. Raises EndpointFailedError."""
     try:
         given = _embeddings.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EndpointFailedError(f"its answer is not what {EMBEDDINGS} answers") from error
     found = sorted(given.data, key=lambda vector: vector.index)
-    if [vector.index for vector in found] != list(range(count)) or len({len(one.embedding) for one in found}) != 1:
+    if [vector.index for vector in found] != list(range(count)):
         raise EndpointFailedError("its answer does not have one vector for each text")
     return [vector.embedding for vector in found], None if given.usage is None else given.usage.prompt_tokens
 
@@ -256,5 +256,5 @@ def served_names(body: bytes) -> list[str]:
     """Raises EndpointFailedError."""
     try:
         return [model.id for model in _models.decode(body).data]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EndpointFailedError(f"its answer is not what {MODELS} answers") from error

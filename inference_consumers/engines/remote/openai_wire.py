@@ -93,6 +93,8 @@ class _VectorsRequest:
             found, tokens = vectors_of(body, len(texts))
             vectors += found
             counted += self.call.estimated_tokens_of(texts) if tokens is None else tokens
+        if len({len(vector) for vector in vectors}) != 1:
+            raise EndpointFailedError("its vectors differ in length")
         self.spent = TokenUsage(counted)
         if self.call.task == Task.EMBED:
             return Success(Output(embeddings=tuple(map(tuple, vectors))), self.spent)

@@ -182,6 +182,9 @@ class EndpointPool:
         except TimeoutError:
             self._end(attempt, AttemptEnd.FAILED)
             return f"no answer within {self._entry.total_timeout_s:g} s"
+        except Exception as error:  # noqa: BLE001 - whatever one server sends, the engine goes on with the others
+            self._end(attempt, AttemptEnd.FAILED)
+            return _unreadable(error)
         except BaseException:
             self._end(attempt, AttemptEnd.ABANDONED)
             raise
@@ -214,8 +217,15 @@ class EndpointPool:
             pass
         except TimeoutError:
             why = "no answer to the check in time"
+        except Exception as error:  # noqa: BLE001 - as for items
+            why = _unreadable(error)
         self._balancer.checked(index, is_ready=why is None)
         return why
+
+
+def _unreadable(error: Exception) -> str:
+    """Not the error's own text: it may quote the answer."""
+    return f"its answer cannot be read ({type(error).__name__})"
 
 
 class _EndpointMetrics(Collector):

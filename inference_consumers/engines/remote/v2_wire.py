@@ -15,7 +15,6 @@ Numbers of an answer may have any type of floating point; its data may be flat o
 ``tensors`` of the endpoints file.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,7 @@ from inference_consumers.engines.images import ImageError, PixelFormat, pixels_o
 from inference_consumers.engines.picture_labels import read_picture_labels
 from inference_consumers.engines.protocol import NOT_FINITE, EngineItem, EngineSpec, Failure, ItemOutcome, Success
 from inference_consumers.engines.remote.connection import EndpointConnection
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.remote.errors import UNREADABLE, EndpointFailedError
 from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, has_no_number, texts_call, trial_items
 
 _DESCRIPTION = "model.json"
@@ -70,7 +69,7 @@ class _Tensors:
         """The first of these tensors that an answer has. Raises EndpointFailedError."""
         try:
             outputs = {tensor.name: tensor for tensor in _inferred.decode(body).outputs}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise EndpointFailedError("its answer is not what the Open Inference Protocol answers") from error
         for name in names:
             if (tensor := outputs.get(self.of(name))) is not None:
@@ -83,11 +82,16 @@ def _floats(tensor: _Tensor, name: str) -> _Floats:
         raise EndpointFailedError(f"the tensor {name} of its answer has no numbers of floating point")
     try:
         found = np.array(tensor.data, dtype=np.float64)
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, OverflowError) as error:
         raise EndpointFailedError(f"the tensor {name} of its answer has other data than numbers") from error
-    if any(side < 0 for side in tensor.shape) or found.size != math.prod(tensor.shape):
-        raise EndpointFailedError(f"the tensor {name} of its answer has not the shape that it states")
-    return found.reshape(tensor.shape)
+    has_other_shape = EndpointFailedError(f"the tensor {name} of its answer has not the shape that it states")
+    if any(side < 0 for side in tensor.shape):
+        raise has_other_shape
+    try:
+        return found.reshape(tensor.shape)
+    except (ValueError, OverflowError) as error:
+        # Other sides, more than arrays can have, or one too long for an index beside one of 0.
+        raise has_other_shape from error
 
 
 async def _infer(connection: EndpointConnection, inputs: Sequence[Mapping[str, Any]]) -> bytes:

@@ -107,13 +107,15 @@ class Success(msgspec.Struct, frozen=True, tag=True):
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """The item failed by itself; its neighbours in the batch did not.
 
-    ``transient`` says that another try may succeed: the reason was not in the item.
+    ``transient`` says that another try may succeed: the reason was not in the item. ``untried`` says that no try was
+    made: what the engine needs is away or busy.
     """
 
     code: Code
     message: str
     field: str | None = None
     transient: bool = False
+    untried: bool = False
 
 
 NOT_FINITE = Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")

@@ -366,15 +366,49 @@ def test_a_busy_endpoint_rests_as_long_as_it_asks_for(folder: Path, status: int)
     with openai(folder, 2) as (engine, servers):
         for server in servers:
             server.scripted = [ScriptedAnswer(status, headers={"Retry-After": "3600"})]
-        run_batch(engine, [chat("one")])
-        servers[0].requests.clear()
-        servers[1].requests.clear()
-        resting = joined(engine, chat("two"))
+        resting = joined(engine, chat("one"))
+        eventually(lambda: [len(server.requests) for server in servers] == [1, 1], PATIENCE_S, "both are asked")
         eventually(lambda: sample(engine, "fairlane_endpoint_waiting") == {"": 1.0}, PATIENCE_S, "the item waits")
-        assert [server.requests for server in servers] == [[], []]
+        more = joined(engine, chat("two"))
+        eventually(lambda: sample(engine, "fairlane_endpoint_waiting") == {"": 2.0}, PATIENCE_S, "another one too")
+        assert [len(server.requests) for server in servers] == [1, 1]
         assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
-        engine.cancel(["two"])
-        assert results(resting, 1) == [CancelledItem(TokenUsage())]
+        engine.cancel(["one", "two"])
+        assert results(resting, 1) == results(more, 1) == [CancelledItem(TokenUsage())]
+
+
+@pytest.mark.parametrize("asked_s", ["0", None])
+def test_an_item_waits_for_the_only_endpoint_while_it_is_busy(folder: Path, asked_s: str | None) -> None:
+    headers = {} if asked_s is None else {"Retry-After": asked_s}
+    with openai(folder) as (engine, [server]):
+        server.scripted = [ScriptedAnswer(429, headers=headers)] * 4
+        server.gate.clear()
+        items = joined(engine, chat("one"), chat("two"), chat("three"))
+        eventually(lambda: not server.scripted, PATIENCE_S, "four refusals")
+        assert server.peak <= 3
+        eventually(lambda: server.active == 1, PATIENCE_S, "one item is at the endpoint")
+        server.gate.set()
+        assert all(isinstance(outcome, Success) for outcome in results(items, 3))
+        # Three at once, a fourth try alone, and then all three.
+        assert len(server.requests) == 7
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
+
+
+def test_an_item_that_reached_no_server_was_not_tried(folder: Path) -> None:
+    server = OpenAiModelServer()
+    with ExitStack() as stack:
+        up = stack.enter_context(ExitStack())
+        up.enter_context(model_server(server))
+        # Checks that are long in coming: the items find out.
+        spec = spec_for(folder, "openai-endpoint", [server.url], ("generate",), health_interval_s=300.0)
+        engine = stack.enter_context(loaded(spec))
+        up.close()
+        outcomes = [run_batch(engine, [chat("one")])[0] for _ in range(6)]
+    for outcome in outcomes:
+        assert isinstance(outcome, Failure)
+        assert (outcome.transient, outcome.untried) == (True, True)
+    assert "ConnectError" in outcomes[0].message
+    assert outcomes[-1].message == "no endpoint is healthy"
 
 
 def test_endpoints_that_are_away_come_back_and_nobody_is_told_of_a_death(folder: Path) -> None:
@@ -384,7 +418,7 @@ def test_endpoints_that_are_away_come_back_and_nobody_is_told_of_a_death(folder:
         server.check_status = 500
         eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {1.0}, PATIENCE_S, "ejected")
         [outcome] = run_batch(engine, [chat("one")])
-        assert outcome == Failure(Code.ENGINE_ERROR, "no endpoint is healthy", transient=True)
+        assert outcome == Failure(Code.ENGINE_ERROR, "no endpoint is healthy", transient=True, untried=True)
         assert server.requests == []
         server.check_status = 200
         eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {0.0}, PATIENCE_S, "back")

@@ -41,7 +41,7 @@ def test_every_request_is_answered_once_though_a_server_is_killed(broker: str, t
     with server_process() as (doomed, doomed_url), model_server(survivor):
         # The trial of a consumer goes to the first one.
         endpoints = [{"url": url, "served_name": MODEL, "max_concurrent": 4} for url in (survivor.url, doomed_url)]
-        entry = {"model": model, "health_interval_s": 0.5, "wait_s": 60, "endpoints": endpoints}
+        entry = {"model": model, "health_interval_s": 0.5, "wait_s": 0.5, "endpoints": endpoints}
         file = tmp_path / "endpoints.yaml"
         file.write_text(yaml.safe_dump({"models": [entry]}))
         with Pipeline(broker, tmp_path, unique, tenants=("a",), models=[version]) as pipeline:

@@ -20,6 +20,7 @@ from inference_consumers.engines.remote.errors import (
     EndpointBusyError,
     EndpointFailedError,
     EndpointKeyError,
+    EndpointUnreachableError,
     ItemRefusedError,
 )
 from inference_consumers.engines.remote.event_stream import EventStream, EventStreamError
@@ -36,6 +37,7 @@ _KEEPALIVE_S = 2.0
 """Shorter than that of servers (uvicorn: 5 s), which may close a connection while a request is on its way."""
 
 _BUSY_REST_S = 1.0
+_LEAST_REST_S = 0.1
 LONGEST_REST_S = 30.0
 """What a server asks for in Retry-After counts up to this."""
 
@@ -144,6 +146,8 @@ def _certificates(endpoint: ModelEndpoint) -> ssl.SSLContext:
 def _failures() -> Iterator[None]:
     try:
         yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise EndpointUnreachableError(f"the connection failed: {type(error).__name__}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # Not the error's own text: it may quote the URL.
         raise EndpointFailedError(f"the connection failed: {type(error).__name__}") from error
@@ -161,7 +165,7 @@ async def _check(response: httpx.Response, *, refuses_items: bool) -> None:
     asked_s = retry_after_s(response.headers.get("Retry-After"), lambda: datetime.now(UTC))
     if status == _BUSY or (status == _UNAVAILABLE and asked_s is not None):
         rest_s = _BUSY_REST_S if asked_s is None else asked_s
-        raise EndpointBusyError(f"it answered {status}", min(rest_s, LONGEST_REST_S))
+        raise EndpointBusyError(f"it answered {status}", min(max(rest_s, _LEAST_REST_S), LONGEST_REST_S))
     if status in _REFUSALS and refuses_items:
         raise ItemRefusedError(refusal(status, await _beginning(response, _MOST_REFUSAL_BYTES)))
     raise EndpointFailedError(f"it answered {status}")

@@ -12,6 +12,10 @@ class EndpointFailedError(Exception):
     """The endpoint gave no answer, or one that is none; counts against it."""
 
 
+class EndpointUnreachableError(EndpointFailedError):
+    """There was no connection, so the endpoint has nothing of the item."""
+
+
 class EndpointBusyError(Exception):
     """The endpoint asks to be left alone for ``rest_s``."""
 

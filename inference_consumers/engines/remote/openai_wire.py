@@ -37,7 +37,11 @@ from inference_consumers.engines.protocol import (
     over_allowance,
 )
 from inference_consumers.engines.remote.connection import EndpointConnection
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.remote.errors import (
+    EndpointBusyError,
+    EndpointFailedError,
+    EndpointUnreachableError,
+)
 from inference_consumers.engines.remote.openai_messages import (
     EMBEDDINGS,
     MODELS,
@@ -64,13 +68,18 @@ class _GenerateRequest:
     async def ask(self, connection: EndpointConnection, began: Callable[[], None], emit: Emit) -> ItemOutcome:
         self.answer = answer = StreamedAnswer(self.call)
         events = connection.events(self.call.path, self.call.content(connection.served_name))
-        async with contextlib.aclosing(events):
-            async for data in events:
-                began()
-                if text := answer.take(data):
-                    emit(text)
-                if answer.is_done:
-                    break
+        try:
+            async with contextlib.aclosing(events):
+                async for data in events:
+                    began()
+                    if text := answer.take(data):
+                        emit(text)
+                    if answer.is_done:
+                        break
+        except (EndpointBusyError, EndpointUnreachableError):
+            # Nothing was computed.
+            self.answer = None
+            raise
         return answer.outcome()
 
 

@@ -23,6 +23,7 @@ from inference_consumers.engines.remote.errors import (
     EndpointBusyError,
     EndpointFailedError,
     EndpointKeyError,
+    EndpointUnreachableError,
     ItemRefusedError,
 )
 
@@ -64,6 +65,15 @@ class _Waiter:
     healthy_at_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _NoAnswer:
+    """``untried``: the endpoint did not take the item; ``is_busy``: it may when it has rested."""
+
+    why: str
+    untried: bool = False
+    is_busy: bool = False
+
+
 class EndpointPool:
     """``check`` asks an endpoint whether it serves the model: EndpointFailedError if not."""
 
@@ -99,22 +109,25 @@ class EndpointPool:
                 tasks.create_task(self._keep_checking(index))
 
     async def outcome_of(self, answer: RemoteAnswer) -> ItemOutcome:
-        """Ask endpoints until one answers, at most MOST_ENDPOINTS_TRIED, each once. After the first text none is asked
-        again: what was passed on cannot be taken back here."""
+        """Ask endpoints until one answers, at most MOST_ENDPOINTS_TRIED, each once; one that is busy does not count,
+        and may be asked again. After the first text none is: what was passed on cannot be taken back here. The failure
+        is ``untried`` if no endpoint had the item."""
         tried: set[int] = set()
-        why = "no endpoint is healthy"
+        why, untried = "no endpoint is healthy", True
         while not answer.has_text and len(tried) < MOST_ENDPOINTS_TRIED:
             try:
                 attempt = await self._place(tried)
             except NoEndpointError:
                 break
-            tried.add(attempt.index)
             found = await self._ask(answer, attempt)
-            if not isinstance(found, str):
+            if not isinstance(found, _NoAnswer):
                 return found
             # Without the endpoint's name: tenants read this.
-            why = f"the server gave no answer: {found}"
-        return Failure(Code.ENGINE_ERROR, why, transient=True)
+            why = f"the server gave no answer: {found.why}"
+            untried &= found.untried
+            if not found.is_busy:
+                tried.add(attempt.index)
+        return Failure(Code.ENGINE_ERROR, why, transient=True, untried=untried)
 
     def tick(self) -> None:
         """Look at what waits: now and then, since rests and ejections end by time."""
@@ -166,7 +179,7 @@ class EndpointPool:
                 self._waiting.remove(waiter)
                 waiter.place.set_result(attempt)
 
-    async def _ask(self, answer: RemoteAnswer, attempt: Attempt) -> ItemOutcome | str:
+    async def _ask(self, answer: RemoteAnswer, attempt: Attempt) -> ItemOutcome | _NoAnswer:
         """The outcome, or why the endpoint gave none."""
         try:
             async with asyncio.timeout(self._entry.total_timeout_s):
@@ -175,16 +188,16 @@ class EndpointPool:
             outcome = error.failure
         except EndpointBusyError as error:
             self._end(attempt, AttemptEnd.BUSY, error.rest_s)
-            return str(error)
+            return _NoAnswer(str(error), untried=True, is_busy=True)
         except EndpointFailedError as error:
             self._end(attempt, AttemptEnd.FAILED)
-            return str(error)
+            return _NoAnswer(str(error), untried=isinstance(error, EndpointUnreachableError))
         except TimeoutError:
             self._end(attempt, AttemptEnd.FAILED)
-            return f"no answer within {self._entry.total_timeout_s:g} s"
+            return _NoAnswer(f"no answer within {self._entry.total_timeout_s:g} s")
         except Exception as error:  # noqa: BLE001 - whatever one server sends, the engine goes on with the others
             self._end(attempt, AttemptEnd.FAILED)
-            return _unreadable(error)
+            return _NoAnswer(_unreadable(error))
         except BaseException:
             self._end(attempt, AttemptEnd.ABANDONED)
             raise

@@ -316,7 +316,7 @@ class EngineDriver:
         return run, state
 
     def _send(self, run: ActiveRun, state: EngineState) -> None:
-        state.host.run(run.run_id, engine_items(run.work), state.life)
+        state.host.run(run.run_id, engine_items(run.work, self.clock()), state.life)
         # A cancel that came since the run was picked may have been sent before it, to nobody.
         unwanted = tuple(index for index, work in enumerate(run.work) if self.is_cancelled(work))
         if unwanted:

@@ -84,6 +84,7 @@ class EngineItem:
 
     ``max_prompt_tokens`` is the tenant's own bound on its prompts, beside the context of the model. ``history`` is what
     was said in the conversation before the input, oldest first; ``is_turn`` says that there is a conversation.
+    ``time_left_s`` is the time to its deadline when it was given to the engine; None: it has no deadline.
     """
 
     item_id: str
@@ -94,6 +95,7 @@ class EngineItem:
     max_prompt_tokens: int | None = None
     history: tuple[Message, ...] = ()
     is_turn: bool = False
+    time_left_s: float | None = None
 
 
 class Success(msgspec.Struct, frozen=True, tag=True):

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -484,6 +485,40 @@ def test_an_answer_that_stalls_is_given_up_and_asked_for_elsewhere(folder: Path)
         labels = sample(engine, "fairlane_endpoint_failures_total")
         assert sorted(labels.values()) == [0, 1]
     assert all(isinstance(outcome, Success) for outcome in outcomes)
+
+
+def test_no_server_is_asked_after_the_deadline_of_an_item(folder: Path) -> None:
+    with openai(folder, 2) as (engine, servers):
+        for server in servers:
+            server.gate.clear()
+        late, early = replace(chat("late"), time_left_s=0.0), replace(chat("early"), time_left_s=0.5)
+        outcomes = run_batch(engine, [late, early])
+        asked = [request["messages"][0]["content"] for server in servers for request in server.requests]
+        assert asked == ["early"]
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}, "no fault of an endpoint"
+        assert set(sample(engine, "fairlane_endpoint_outstanding").values()) == {0}
+    for outcome, untried in zip(outcomes, (True, False), strict=True):
+        assert isinstance(outcome, Failure)
+        assert (outcome.transient, outcome.untried) == (True, untried)
+
+
+def test_the_wait_for_an_endpoint_ends_with_the_deadline(folder: Path) -> None:
+    endpoint_of = partial(ModelEndpoint, max_concurrent=1)
+    server = OpenAiModelServer()
+    with (
+        model_server(server),
+        loaded(spec_for(folder, "openai-endpoint", [endpoint_of(server.url)], ("generate",))) as engine,
+    ):
+        server.requests.clear()
+        server.gate.clear()
+        first = joined(engine, chat("first"))
+        eventually(lambda: server.active == 1, PATIENCE_S, "the endpoint is full")
+        [outcome] = run_batch(engine, [replace(chat("second"), time_left_s=0.3)])
+        server.gate.set()
+        assert isinstance(results(first, 1)[0], Success)
+        assert len(server.requests) == 1
+    assert isinstance(outcome, Failure)
+    assert outcome.untried
 
 
 def test_whatever_the_servers_do_every_item_gets_one_outcome(folder: Path) -> None:

@@ -37,7 +37,7 @@ class AttemptEnd(Enum):
     BUSY = auto()
     """The endpoint asked to be left alone for a while."""
     ABANDONED = auto()
-    """The item was cancelled."""
+    """The item was cancelled, or its time was over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

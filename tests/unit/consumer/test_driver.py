@@ -272,6 +272,13 @@ def test_a_context_that_is_too_long_runs_once_more_with_fewer_passages() -> None
     assert reply.attempts == 2
 
 
+def test_the_engine_gets_the_time_that_is_left_to_each_item() -> None:
+    bench = DriverBench()
+    bench.add(named("a", deadline_at_ms=3_500), named("b", deadline_at_ms=61_000))
+    bench.start()
+    assert {item.item_id: item.time_left_s for item in bench.host.given[-1][1]} == {"a": 2.5, "b": 60.0}
+
+
 def test_what_was_said_before_reaches_the_engine_and_half_of_it_the_second_time() -> None:
     bench = DriverBench()
     work = named("a")

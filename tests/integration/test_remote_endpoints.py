@@ -6,6 +6,7 @@ What every engine promises is in ``test_remote_engines.py``, real servers in ``t
 import itertools
 import json
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +24,7 @@ from fairlane.outcomes import Code, FinishReason
 from fairlane.records import LabelScore, Message, ModelVersion, Parameters, Passage, RequestInput, TokenUsage
 from inference_consumers.engines.prompts import PassagesTemplate
 from inference_consumers.engines.protocol import (
+    NOT_FINITE,
     CancelledItem,
     ContinuousEngine,
     EngineItem,
@@ -607,10 +609,16 @@ def test_pictures_are_classified_by_the_labels_of_the_folder(folder: Path) -> No
         (b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}', "floating point"),
         (b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "FP32", "data": ["x"]}]}', "other data"),
         (b"[]", "not what the Open Inference Protocol answers"),
-        (
-            b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "FP32", "data": [NaN]}]}',
-            "not a finite number",
-        ),
+        (v2_answer("[1, 1]", "[NaN]"), "not a finite number"),
+        (v2_answer("[1, 1]", "[-Infinity]"), "not a finite number"),
+        (v2_answer("[1, 1]", "[1e999]"), "not a finite number|not what the Open"),
+        (v2_answer("[1, 1]", "[null]"), "not a finite number"),
+        (v2_answer("[1, 2]", "[[0.5, null]]"), "not a finite number"),
+        (v2_answer("[1, 1]", '["nan"]'), "other data"),
+        (v2_answer("[1, 1]", '["inf"]'), "other data"),
+        (v2_answer("[1, 1]", '["0.5"]'), "other data"),
+        (v2_answer("[1, 1]", "[true]"), "other data"),
+        (v2_answer("[1, 1]", '[{"a": 1}]'), "other data"),
     ],
 )
 def test_an_answer_that_is_none_is_a_failure(folder: Path, body: bytes, message: str) -> None:
@@ -619,8 +627,19 @@ def test_an_answer_that_is_none_is_a_failure(folder: Path, body: bytes, message:
         server.scripted = [ScriptedAnswer(body=body)]
         [outcome] = run_batch(engine, [embed("one")])
     assert isinstance(outcome, Failure)
-    assert message in outcome.message
+    assert re.search(message, outcome.message)
     assert outcome.code == Code.ENGINE_ERROR
+    assert outcome.transient != (outcome == NOT_FINITE)
+
+
+def test_names_that_contain_those_of_numbers_do_no_harm(folder: Path) -> None:
+    body = v2_answer("[1, 2]", "[0.5, 1]").replace(b"tiny", b"NaNo-Infinity")
+    server = V2ModelServer()
+    with model_server(server), loaded(spec_for(folder, "v2-endpoint", [server.url], ("embed",))) as engine:
+        server.scripted = [ScriptedAnswer(body=body)]
+        [outcome] = run_batch(engine, [embed("one")])
+    assert isinstance(outcome, Success)
+    assert outcome.output.embeddings == ((0.5, 1.0),)
 
 
 # --- loading ----------------------------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 Completions take the tokens of a prompt, or its text; chat completions take messages. Both stream.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +16,13 @@ from fairlane.records import Message, Parameters, TokenLogprob, TokenUsage, TopL
 from fairlane_server.text import clean_text
 from inference_consumers.engines.generated_text import outcome_of_text
 from inference_consumers.engines.prompts import has_broken_text
-from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome
-from inference_consumers.engines.remote.errors import UNREADABLE, EndpointFailedError
+from inference_consumers.engines.protocol import NOT_FINITE, EngineItem, Failure, ItemOutcome
+from inference_consumers.engines.remote.errors import (
+    UNREADABLE,
+    EndpointFailedError,
+    ItemRefusedError,
+    unreadable_numbers,
+)
 
 COMPLETIONS = "/v1/completions"
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -124,7 +130,8 @@ class _Chunk(msgspec.Struct):
 
 class _Vector(msgspec.Struct):
     index: int
-    embedding: list[float]
+    embedding: list[float | None]
+    """Servers write null for a number that is not finite."""
 
 
 class _Embeddings(msgspec.Struct):
@@ -241,15 +248,19 @@ def embedding_content(served_name: str, texts: Sequence[str]) -> bytes:
 
 
 def vectors_of(body: bytes, count: int) -> tuple[list[list[float]], int | None]:
-    """The vectors of ``count`` texts in their order, and the server's count of tokens. Raises EndpointFailedError."""
+    """The vectors of ``count`` texts in their order, and the server's count of tokens. Raises EndpointFailedError, and
+    ItemRefusedError for numbers that are not finite."""
     try:
         given = _embeddings.decode(body)
     except UNREADABLE as error:
-        raise EndpointFailedError(f"its answer is not what {EMBEDDINGS} answers") from error
+        raise unreadable_numbers(body, f"its answer is not what {EMBEDDINGS} answers") from error
     found = sorted(given.data, key=lambda vector: vector.index)
     if [vector.index for vector in found] != list(range(count)):
         raise EndpointFailedError("its answer does not have one vector for each text")
-    return [vector.embedding for vector in found], None if given.usage is None else given.usage.prompt_tokens
+    vectors = [[value for value in one.embedding if value is not None and math.isfinite(value)] for one in found]
+    if any(len(vector) != len(one.embedding) for vector, one in zip(vectors, found, strict=True)):
+        raise ItemRefusedError(NOT_FINITE)
+    return vectors, None if given.usage is None else given.usage.prompt_tokens
 
 
 def served_names(body: bytes) -> list[str]:

@@ -28,7 +28,6 @@ from inference_consumers.engines.prompts import (
     wrong_parameters,
 )
 from inference_consumers.engines.protocol import (
-    NOT_FINITE,
     EngineItem,
     EngineSpec,
     Failure,
@@ -51,7 +50,7 @@ from inference_consumers.engines.remote.openai_messages import (
     served_names,
     vectors_of,
 )
-from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, has_no_number, texts_call, trial_items
+from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, texts_call, trial_items
 
 _TOKENIZER = "tokenizer.json"
 
@@ -97,8 +96,6 @@ class _VectorsRequest:
         for texts in grouped(self.call.texts, self.max_rows):
             body = await connection.post(EMBEDDINGS, embedding_content(connection.served_name, texts))
             began()
-            if has_no_number(body):
-                return NOT_FINITE
             found, tokens = vectors_of(body, len(texts))
             vectors += found
             counted += self.call.estimated_tokens_of(texts) if tokens is None else tokens

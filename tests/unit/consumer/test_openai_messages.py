@@ -9,9 +9,9 @@ import pytest
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, Output, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import NOT_FINITE, EngineItem, Failure, ItemOutcome, Success
 from inference_consumers.engines.remote.connection import refusal, retry_after_s
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.remote.errors import EndpointFailedError, ItemRefusedError
 from inference_consumers.engines.remote.openai_messages import (
     GenerateCall,
     StreamedAnswer,
@@ -126,9 +126,18 @@ def test_vectors_are_put_into_the_order_of_the_texts() -> None:
     body = json.dumps({"data": entries, "usage": {"prompt_tokens": 6, "total_tokens": 6}}).encode()
     assert vectors_of(body, 2) == ([[1, 2], [3, 4]], 6)
     assert json.loads(embedding_content("m", ["a"])) == {"model": "m", "input": ["a"], "encoding_format": "float"}
-    for wrong in (body.replace(b"[3, 4]", b"[3]"), body.replace(b'"index": 1', b'"index": 2'), b"{}", b"\xff"):
+    for wrong in (body.replace(b'"index": 1', b'"index": 2'), body.replace(b"[3, 4]", b'["3"]'), b"{}", b"\xff"):
         with pytest.raises(EndpointFailedError):
             vectors_of(wrong, 2)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"null"])
+def test_numbers_that_are_not_finite_are_the_fault_of_the_model_and_not_of_the_endpoint(number: bytes) -> None:
+    body = b'{"model": "NaNo", "data": [{"index": 0, "embedding": [3, 4]}]}'
+    assert vectors_of(body, 1) == ([[3, 4]], None)
+    with pytest.raises(ItemRefusedError) as raised:
+        vectors_of(body.replace(b"4", number), 1)
+    assert raised.value.failure == NOT_FINITE
 
 
 def test_the_names_of_served_models() -> None:
@@ -161,5 +170,6 @@ def test_retry_after_is_seconds_or_a_date() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     asked = (now + timedelta(seconds=7)).strftime("%a, %d %b %Y %H:%M:%S GMT")
     stated = {"12": 12.0, asked: 7.0, "Thu, 01 Jan 1970 00:00:00 GMT": 0.0, "soon": None, "-1": None, "9" * 30: None}
+    stated |= {"Mon, 01 Jan 99999999999999 00:00:00 GMT": None}
     assert {text: retry_after_s(text, lambda: now) for text in stated} == stated
     assert retry_after_s(None, lambda: now) is None

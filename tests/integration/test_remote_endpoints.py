@@ -5,6 +5,7 @@ What every engine promises is in ``test_remote_engines.py``, real servers in ``t
 
 import itertools
 import json
+import math
 import random
 import re
 import subprocess
@@ -118,6 +119,9 @@ def embed(*texts: str) -> EngineItem:
 
 def rank(query: str, *documents: str) -> EngineItem:
     return EngineItem("rank", "rank", RequestInput(query=query, documents=documents), Parameters())
+
+
+PICTURE = EngineItem("picture", "classify", RequestInput(image=bytes(20)), Parameters())
 
 
 def joined(engine: ContinuousEngine, *items: EngineItem) -> Outcomes:
@@ -630,6 +634,37 @@ def test_an_answer_that_is_none_is_a_failure(folder: Path, body: bytes, message:
     assert re.search(message, outcome.message)
     assert outcome.code == Code.ENGINE_ERROR
     assert outcome.transient != (outcome == NOT_FINITE)
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "shape", "is_good"),
+    [
+        (embed("one", "two"), "embedding", [2, 3], True),
+        (embed("one", "two"), "embedding", [3, 2], False),
+        (embed("one", "two"), "embedding", [6], False),
+        (embed("one", "two"), "embedding", [2, 1, 3], False),
+        (embed("one", "two"), "embedding", [2, 0], False),
+        (rank("q", "one", "two"), "score", [2], True),
+        (rank("q", "one", "two"), "score", [2, 1], True),
+        (rank("q", "one", "two"), "score", [1, 2], False),
+        (rank("q", "one", "two"), "score", [2, 2], False),
+        (PICTURE, "logits", [10], True),
+        (PICTURE, "logits", [1, 10], True),
+        (PICTURE, "logits", [10, 1], False),
+        (PICTURE, "logits", [2, 5], False),
+    ],
+    ids=str,
+)
+def test_the_shape_of_an_answer_is_that_of_its_task(
+    folder: Path, item: EngineItem, name: str, shape: list[int], is_good: bool
+) -> None:
+    tensor = {"name": name, "shape": shape, "datatype": "FP32", "data": [0.5] * math.prod(shape)}
+    server = V2ModelServer()
+    with model_server(server), loaded(spec_for(folder, "v2-endpoint", [server.url], (item.task,))) as engine:
+        server.scripted = [ScriptedAnswer(body=json.dumps({"outputs": [tensor]}).encode())]
+        [outcome] = run_batch(engine, [item])
+    assert isinstance(outcome, Success) == is_good, outcome
+    assert isinstance(outcome, Success) or outcome.transient
 
 
 def test_names_that_contain_those_of_numbers_do_no_harm(folder: Path) -> None:

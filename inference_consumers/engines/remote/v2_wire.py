@@ -5,13 +5,14 @@ KServe, TorchServe, MLServer, OpenVINO).
 task       tensors of the request                              tensor of the answer
 =========  ==================================================  ================================================
 classify   ``pixels`` FP32 (1, channels, height, width) in      ``logits`` or ``probabilities`` (1, labels)
-           0..1
+           0..1                                                or (labels)
 embed      ``text`` BYTES (n)                                   ``embedding`` (n, dimensions)
 rank       ``query`` BYTES (n), the same n times, and           ``score`` (n) or (n, 1)
            ``document`` BYTES (n)
 =========  ==================================================  ================================================
 
-Numbers of an answer may have any type of floating point; its data may be flat or nested. Other names of tensors are in
+Numbers of an answer may have any type of floating point; its data may be flat or nested, and its shape must be that of
+the table. Other names of tensors are in
 ``tensors`` of the endpoints file.
 """
 
@@ -137,8 +138,8 @@ class _PictureRequest:
         body = await _infer(connection, (tensor,))
         began()
         name, found = self.tensors.found(body, "probabilities", "logits")
-        if found.size != len(self.labels):
-            raise EndpointFailedError(f"the tensor {name} of its answer has {found.size} numbers")
+        if found.shape not in ((len(self.labels),), (1, len(self.labels))):
+            raise EndpointFailedError(f"the tensor {name} of its answer has another shape than a number for each label")
         scores = found.ravel()
         if name == "logits":
             scores = np.exp(scores - scores.max())
@@ -168,10 +169,12 @@ class _TextsRequest:
                 body = await _infer(connection, (self.tensors.text("text", group),))
             began()
             _, found = self.tensors.found(body, "score" if is_ranking else "embedding")
-            per_row = 1 if is_ranking else found.size // len(group)
-            if found.size == 0 or found.size != len(group) * per_row:
+            if is_ranking and found.ndim == 1:
+                found = found[:, None]
+            is_row_each = found.ndim == 2 and found.size and len(found) == len(group)
+            if not is_row_each or (is_ranking and found.shape[1] != 1):
                 raise EndpointFailedError("its answer does not have one row for each text")
-            rows.append(found.reshape(len(group), per_row))
+            rows.append(found)
         self.spent = TokenUsage(self.call.estimated_tokens_of(self.call.texts))
         if len({row.shape[1] for row in rows}) != 1:
             raise EndpointFailedError("its vectors differ in length")

@@ -88,6 +88,7 @@ class _VectorsRequest:
 
     call: TextsCall
     max_rows: int
+    max_context_tokens: int
     spent: TokenUsage = TokenUsage()  # noqa: RUF009 - frozen
 
     async def ask(self, connection: EndpointConnection, began: Callable[[], None], emit: Emit) -> ItemOutcome:  # noqa: ARG002 - vectors are no text
@@ -96,9 +97,10 @@ class _VectorsRequest:
         for texts in grouped(self.call.texts, self.max_rows):
             body = await connection.post(EMBEDDINGS, embedding_content(connection.served_name, texts))
             began()
-            found, tokens = vectors_of(body, len(texts))
+            estimated, most = self.call.estimated_tokens_of(texts), self.max_context_tokens * len(texts)
+            found, tokens = vectors_of(body, len(texts), estimated, most)
             vectors += found
-            counted += self.call.estimated_tokens_of(texts) if tokens is None else tokens
+            counted += tokens
         if len({len(vector) for vector in vectors}) != 1:
             raise EndpointFailedError("its vectors differ in length")
         self.spent = TokenUsage(counted)
@@ -146,13 +148,15 @@ class OpenAiWire:
     def prepare(self, item: EngineItem) -> _GenerateRequest | _VectorsRequest | Failure:
         if item.task != Task.GENERATE:
             call = texts_call(item)
-            return call if isinstance(call, Failure) else _VectorsRequest(call, self._max_rows)
+            most = self._spec.limits.max_context_tokens
+            return call if isinstance(call, Failure) else _VectorsRequest(call, self._max_rows, most)
         if self._encoder is not None:
             prompt = prepare_text(item, self._encoder, self._spec.limits)
             if isinstance(prompt, Failure):
                 return prompt
             tokens = prompt.token_ids
-            return _GenerateRequest(GenerateCall(item, tokens, len(tokens), prompt.max_tokens, prompt.stop))
+            most = self._spec.limits.max_context_tokens
+            return _GenerateRequest(GenerateCall(item, tokens, len(tokens), most, prompt.max_tokens, prompt.stop))
         call_or_failure = self._messages_call(item)
         return call_or_failure if isinstance(call_or_failure, Failure) else _GenerateRequest(call_or_failure)
 
@@ -180,4 +184,4 @@ class OpenAiWire:
         room = max(1, min(limits.max_output_tokens, limits.max_context_tokens - tokens))
         stop = tuple(text for text in parameters.stop if text)
         max_tokens = min(parameters.max_tokens or room, limits.max_output_tokens)
-        return GenerateCall(item, prompt, tokens, max_tokens, stop)
+        return GenerateCall(item, prompt, tokens, limits.max_context_tokens, max_tokens, stop)

@@ -25,7 +25,7 @@ ITEM = EngineItem("i", "generate", RequestInput(prompt="Hi"), Parameters(8))
 
 def call(prompt: Any = "Hi", **parameters: Any) -> GenerateCall:
     item = replace(ITEM, parameters=replace(ITEM.parameters, **parameters))
-    return GenerateCall(item, prompt, 5, 8, item.parameters.stop)
+    return GenerateCall(item, prompt, 5, 64, 8, item.parameters.stop)
 
 
 def taken(answer: StreamedAnswer, *documents: Any) -> list[str]:
@@ -68,6 +68,29 @@ def test_without_a_count_the_prompt_is_as_sent_and_each_part_a_token() -> None:
     answer = StreamedAnswer(call())
     taken(answer, choice("one"), choice(" two", "stop"))
     assert answer.outcome() == Success(Output(text="one two"), TokenUsage(5, 2), FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("stated", "usage"),
+    [
+        ({"prompt_tokens": 64, "completion_tokens": 8, "prompt_tokens_details": {"cached_tokens": 64}}, (64, 8, 64)),
+        ({"prompt_tokens": -5, "completion_tokens": -5, "prompt_tokens_details": {"cached_tokens": -5}}, (5, 2, 0)),
+        ({"prompt_tokens": 10**23, "completion_tokens": 10**23}, (5, 2, 0)),
+        ({"prompt_tokens": 10**12, "completion_tokens": 9}, (5, 2, 0)),
+        ({"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}, (7, 3, 0)),
+        ({"completion_tokens": 3}, (5, 3, 0)),
+    ],
+)
+def test_a_count_that_cannot_be_is_replaced_by_our_own(stated: dict[str, Any], usage: tuple[int, int, int]) -> None:
+    answer = StreamedAnswer(call())
+    taken(answer, choice("one"), choice(" two", "stop"), {"choices": [], "usage": stated})
+    assert answer.usage == TokenUsage(*usage)
+
+
+def test_an_answer_in_more_parts_than_it_may_have_tokens_is_not_charged_for_them() -> None:
+    answer = StreamedAnswer(call())
+    taken(answer, *[choice("a")] * 20)
+    assert answer.usage == TokenUsage(5, 8)
 
 
 @pytest.mark.parametrize(
@@ -124,19 +147,21 @@ def test_log_probabilities_end_with_the_text() -> None:
 def test_vectors_are_put_into_the_order_of_the_texts() -> None:
     entries = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1, 2]}]
     body = json.dumps({"data": entries, "usage": {"prompt_tokens": 6, "total_tokens": 6}}).encode()
-    assert vectors_of(body, 2) == ([[1, 2], [3, 4]], 6)
+    assert vectors_of(body, 2, 5, 64) == ([[1, 2], [3, 4]], 6)
+    for impossible in (b"-6", b"65", b"1" + b"0" * 23):
+        assert vectors_of(body.replace(b"6", impossible), 2, 5, 64)[1] == 5
     assert json.loads(embedding_content("m", ["a"])) == {"model": "m", "input": ["a"], "encoding_format": "float"}
     for wrong in (body.replace(b'"index": 1', b'"index": 2'), body.replace(b"[3, 4]", b'["3"]'), b"{}", b"\xff"):
         with pytest.raises(EndpointFailedError):
-            vectors_of(wrong, 2)
+            vectors_of(wrong, 2, 5, 64)
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"null"])
 def test_numbers_that_are_not_finite_are_the_fault_of_the_model_and_not_of_the_endpoint(number: bytes) -> None:
     body = b'{"model": "NaNo", "data": [{"index": 0, "embedding": [3, 4]}]}'
-    assert vectors_of(body, 1) == ([[3, 4]], None)
+    assert vectors_of(body, 1, 5, 64) == ([[3, 4]], 5)
     with pytest.raises(ItemRefusedError) as raised:
-        vectors_of(body.replace(b"4", number), 1)
+        vectors_of(body.replace(b"4", number), 1, 5, 64)
     assert raised.value.failure == NOT_FINITE
 
 

@@ -493,6 +493,19 @@ def test_an_answer_that_stalls_is_given_up_and_asked_for_elsewhere(folder: Path)
     assert all(isinstance(outcome, Success) for outcome in outcomes)
 
 
+def test_comments_that_keep_a_connection_open_are_no_part_of_an_answer(folder: Path) -> None:
+    with openai(folder, 1, idle_timeout_s=0.5) as (engine, [server]):
+        # After its first event, and a comment every 10 ms.
+        server.gate.clear()
+        outcomes = joined(engine, chat("one", stream=True))
+        [outcome] = results(outcomes, 1)
+        eventually(lambda: server.disconnected == 1, PATIENCE_S, "the connection is closed")
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {1}
+    assert isinstance(outcome, Failure)
+    assert outcome.message == "the server gave no answer: no part of its answer within 0.5 s"
+    assert len(outcomes.texts[0]) == 1
+
+
 def test_no_server_is_asked_after_the_deadline_of_an_item(folder: Path) -> None:
     with openai(folder, 2) as (engine, servers):
         for server in servers:

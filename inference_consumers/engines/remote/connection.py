@@ -72,6 +72,7 @@ class EndpointConnection:
         """Raises EndpointKeyError."""
         self.endpoint = endpoint
         self.served_name = endpoint.served_name or entry.model
+        self.idle_timeout_s = entry.idle_timeout_s
         self._headers = {"Accept-Encoding": "identity"}
         self.read_key()
         idle = httpx.Timeout(entry.idle_timeout_s, connect=entry.connect_timeout_s, pool=entry.connect_timeout_s)
@@ -113,7 +114,9 @@ class EndpointConnection:
                 return await _body(response, MOST_ANSWER_BYTES)
 
     async def events(self, path: str, content: bytes) -> AsyncGenerator[bytes, None]:
-        """The data of the events of an answer, as they come. Close it to close the connection."""
+        """The data of the events of an answer, as they come. Close it to close the connection. Comments and other
+        fields, with which servers keep a connection open, are dropped: the caller bounds the time between two events.
+        """
         with _failures():
             async with self._post(path, content) as response:
                 await _check(response, refuses_items=True)

@@ -6,6 +6,7 @@ prompt, counted the same, in which text of a tenant is never a control token. Wi
 applies its own chat template to them.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -67,9 +68,11 @@ class _GenerateRequest:
     async def ask(self, connection: EndpointConnection, began: Callable[[], None], emit: Emit) -> ItemOutcome:
         self.answer = answer = StreamedAnswer(self.call)
         events = connection.events(self.call.path, self.call.content(connection.served_name))
+        most_s, now_s = connection.idle_timeout_s, asyncio.get_running_loop().time
         try:
-            async with contextlib.aclosing(events):
+            async with asyncio.timeout(most_s) as idle, contextlib.aclosing(events):
                 async for data in events:
+                    idle.reschedule(now_s() + most_s)
                     began()
                     if text := answer.take(data):
                         emit(text)
@@ -79,6 +82,8 @@ class _GenerateRequest:
             # Nothing was computed.
             self.answer = None
             raise
+        except TimeoutError as error:
+            raise EndpointFailedError(f"no part of its answer within {most_s:g} s") from error
         return answer.outcome()
 
 

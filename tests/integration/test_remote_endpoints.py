@@ -38,6 +38,7 @@ from inference_consumers.engines.protocol import (
     run_batch,
 )
 from inference_consumers.engines.registry import create_engine
+from inference_consumers.engines.remote import connection
 from inference_consumers.engines.remote.endpoints import ModelEndpoint, ModelEndpoints
 from inference_consumers.engines.remote.engine import RemoteEngine
 from tests.kit.model_servers import (
@@ -688,6 +689,21 @@ def test_names_that_contain_those_of_numbers_do_no_harm(folder: Path) -> None:
         [outcome] = run_batch(engine, [embed("one")])
     assert isinstance(outcome, Success)
     assert outcome.output.embeddings == ((0.5, 1.0),)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_without_end_is_left(folder: Path, is_stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_ANSWER_BYTES", 10_000)
+    event = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+    server = OpenAiModelServer()
+    with (
+        model_server(server),
+        loaded(spec_for(folder, "openai-endpoint", [server.url], ("generate", "embed"))) as engine,
+    ):
+        server.scripted = [ScriptedAnswer(body=event * 300 if is_stream else b"[" + b" " * 10_000)]
+        [outcome] = run_batch(engine, [chat("one") if is_stream else embed("one")])
+    assert isinstance(outcome, Failure)
+    assert outcome.message == "the server gave no answer: its answer is longer than 10000 bytes"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------

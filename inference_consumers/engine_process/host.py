@@ -353,6 +353,16 @@ def _is_ours(name: str, settings: Set[str]) -> bool:
     return name.removesuffix("_FILE") in settings or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
 
 
+def settings_below(settings: Settings, model: ModelVersion) -> list[str]:
+    """The settings that are below what models.yaml says of the version: of both the smaller one counts. For a version
+    on other servers they leave servers idle."""
+    limits = {
+        "MAX_BATCH_SIZE": (settings.max_batch_size, model.max_batch_size),
+        "MAX_BATCH_TOKENS": (settings.max_batch_tokens, model.max_batch_tokens),
+    }
+    return [name for name, (ours, of_version) in limits.items() if ours < of_version]
+
+
 def _engine_host(
     settings: Settings,
     model: ModelVersion,
@@ -361,6 +371,8 @@ def _engine_host(
     endpoints: ModelEndpoints | None,
 ) -> EngineHost:
     is_simulated = settings.engine == "simulated"
+    if endpoints is not None and (names := settings_below(settings, model)):
+        log.warning("remote_version_cut", model=model.model, version=model.version, raise_settings=names)
     spec = EngineSpec(
         model,
         str(settings.models_dir.absolute()),

@@ -109,6 +109,15 @@ class TestS3(ArtifactSourceSuite):
         assert contents(tmp_path) == FILES
 
 
+def test_storage_without_tls_needs_a_word(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = S3Shelf(s3).put(FILES)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    with pytest.raises(ArtifactError, match="AWS_ENDPOINT_URL begins with http://, which AWS_ALLOW_HTTP=true allows"):
+        S3Source().resolve(reference)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    assert len(S3Source().resolve(reference).files) == len(FILES)
+
+
 class _SlowObject(BaseHTTPRequestHandler):
     """An object of 10 bytes; each answer takes 0.3 s."""
 

@@ -151,7 +151,8 @@ class MlflowSource:
         server's disk is none of ours."""
         parts = urlsplit(location)
         if parts.scheme != _PROXIED or parts.netloc not in ("", urlsplit(self._server.url).netloc):
-            shown = f"{parts.scheme}://{parts.netloc}" if parts.netloc else f"{parts.scheme or 'a path'}"
+            host = parts.netloc.rpartition("@")[2]
+            shown = f"{parts.scheme}://{host}" if host else f"{parts.scheme or 'a path'}"
             raise ArtifactError(
                 f"{exact}: its files are at {shown!r}; only s3:// and what the tracking server serves itself "
                 f"({_PROXIED}:) are read"

@@ -107,6 +107,7 @@ def test_figures_of_the_logged_model_go_first_and_a_version_needs_none(
         ("get-download-uri", {"artifact_uri": "file:///etc"}, "its files are at 'file'"),
         ("get-download-uri", {"artifact_uri": "/etc"}, "its files are at 'a path'"),
         ("get-download-uri", {"artifact_uri": "https://elsewhere/x"}, "its files are at 'https://elsewhere'"),
+        ("get-download-uri", {"artifact_uri": "https://me:secret@host:8/x"}, "its files are at 'https://host:8'"),
         (
             "get-download-uri",
             {"artifact_uri": "mlflow-artifacts://elsewhere/x"},

@@ -151,6 +151,31 @@ def test_a_folder_as_mlflow_writes_it_describes_itself(tmp_path: Path) -> None:
     assert described_by(tmp_path).signature is None
 
 
+REQUIREMENTS = """\
+--extra-index-url https://me:s3cret@packages.example/simple
+-i \\
+  https://me:s3cret@packages.example/other
+-r https://me:s3cret@packages.example/more.txt
+mine @ git+https://s3cret@github.example/us/mine@v1.0#egg=mine
+other @ https://me:s3cret@packages.example/other.whl?token=s3cret#sha256=12
+torch==2.13.0 \\
+    --hash=sha256:12 \\
+    --hash=sha256:34
+numpy>=2; python_version > "3.10"
+"""
+
+
+def test_no_credentials_of_requirements_are_published(tmp_path: Path) -> None:
+    (tmp_path / "requirements.txt").write_text(REQUIREMENTS)
+    requirements = described_by(tmp_path).requirements
+    assert requirements == (
+        "mine @ git+https://github.example/us/mine@v1.0#egg=mine",
+        "other @ https://packages.example/other.whl#sha256=12",
+        "torch==2.13.0",
+        'numpy>=2; python_version > "3.10"',
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "content"),
     [

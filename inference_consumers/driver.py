@@ -190,6 +190,8 @@ class EngineDriver:
             state = self.engines.by_key[host.key]
             state.name, state.is_continuous, state.life = loaded.name, loaded.continuous, host.life
             state.is_loaded = state.has_been_loaded = True
+            # It may have been given up while the source of its files was away.
+            state.is_unusable = False
             self.changed.notify_all()
         log.info("engine_ready", model=host.key[0], version=host.key[1], engine=loaded.name, seconds=loaded.seconds)
 

@@ -79,7 +79,8 @@ def proposed(
     """The records of new versions, and of the route whose alias moves to the last of them. Pure.
 
     A version that somebody else has published meanwhile stays as it is. Without a champion no alias is set: the first
-    version of a model gets no traffic by being proposed. Raises ImmutableVersionError.
+    version of a model gets no traffic by being proposed. Nor does the alias move to a version that could only be read
+    after a newer one was published. Raises ImmutableVersionError.
     """
     model = followed.template.model
     before = versions_of(published, model)
@@ -94,8 +95,17 @@ def proposed(
     if not new or followed.alias is None or route_of(published, model) is None:
         return [*new.values()]
     *_, last = new.values()
+    if _number(followed, last) < max((_number(followed, one) for one in before.values()), default=0):
+        return [*new.values()]
     route = with_alias({**published, **new}, model, followed.alias, last.version, author)
     return [*new.values(), *moved_versions(published, model).values(), route]
+
+
+def _number(followed: FollowedModel, version: ModelVersion) -> int:
+    """The number of a published version in the registry; 0 if it is from elsewhere."""
+    number = version.version.removeprefix(followed.version_prefix)
+    is_followed = version.source == RegistryVersion(followed.registered_model, number, is_ready=True).reference
+    return int(number) if is_followed and number.isdecimal() else 0
 
 
 def version_from(followed: FollowedModel, one: RegistryVersion, found: FetchedArtifact) -> ModelVersion:

@@ -96,6 +96,18 @@ def test_the_alias_moves_to_the_last_of_the_new_versions_and_the_champion_stays(
     assert (route.aliases, route.revision, route.reason) == ({"champion": "1", "candidate": "r8"}, 4, "models sync")
 
 
+def test_the_alias_does_not_go_back_to_a_version_that_could_be_read_late() -> None:
+    followed = replace(FOLLOWED, alias="candidate")
+    route = replace(ROUTE, aliases={"champion": "1", "candidate": "r8"})
+    elsewhere = registered(50, source="s3://models/50")
+    here = published(FIRST, route, registered(8), elsewhere)
+    assert [key_of(one) for one in proposed(followed, [found(7)], here, AUTHOR)] == ["digits/r7"]
+    *versions, moved = proposed(followed, [found(7), found(9)], here, AUTHOR)
+    assert [key_of(one) for one in versions] == ["digits/r7", "digits/r9"]
+    assert isinstance(moved, ModelRoute)
+    assert moved.aliases["candidate"] == "r9"
+
+
 def test_without_a_champion_no_alias_is_set() -> None:
     """The first alias of a model would be its champion, and get all traffic."""
     made = proposed(replace(FOLLOWED, alias="candidate"), [found(7)], {}, AUTHOR)

@@ -1,5 +1,6 @@
 """Follows a registry of models: which of its versions are new here, and whether those that are known are unchanged."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -145,7 +146,8 @@ class SyncReport:
 
 
 class VersionReader:
-    """Reads the files of new and of known versions; one whose files cannot be used is read again after an hour."""
+    """Reads the files of new and of known versions, and remembers which it read: one whose files cannot be used is read
+    again after an hour."""
 
     def __init__(self, store: ArtifactStore, stop: StopWait, clock: Callable[[], float] = monotonic) -> None:
         self._store = store
@@ -153,6 +155,10 @@ class VersionReader:
         self._clock = clock
         self._refused: dict[str, tuple[float, str]] = {}
         """When and why, by reference in the registry."""
+        self._read_at_s: dict[str, float] = {}
+        """Of published versions."""
+        self._changed: dict[str, set[str]] = {}
+        """By model the published versions whose files were others when they were read last."""
 
     def fetch_new(
         self, followed: FollowedModel, new: Sequence[RegistryVersion], report: SyncReport
@@ -168,6 +174,7 @@ class VersionReader:
                 continue
             try:
                 found.append((one, fetch_artifact(self._store, asked, self._stop)))
+                self._read_at_s[key] = self._clock()
             except ArtifactError as error:
                 report.fail(key, error)
                 if not isinstance(error, ArtifactUnavailableError):
@@ -175,21 +182,33 @@ class VersionReader:
                 log.warning("version_left_out", model=asked.model, version=asked.version, reason=str(error))
         return found
 
-    def verify(self, model: str, known: Sequence[tuple[RegistryVersion, ModelVersion]], report: SyncReport) -> None:
-        """Compare the files of registered versions at their source with their digests. Raises StoppedError."""
-        changed = 0
+    def verify(
+        self, model: str, known: Sequence[tuple[RegistryVersion, ModelVersion]], every_s: float, report: SyncReport
+    ) -> None:
+        """Compare the files of registered versions at their source with their digests, of those that were not read for
+        so long. One whose source is away is due again at once. Raises StoppedError."""
+        changed = self._changed.setdefault(model, set())
+        changed.intersection_update(version_key(model, version.version) for _, version in known)
         for one, version in known:
             reference = version_key(model, version.version)
+            if self._clock() - self._read_at_s.get(reference, -math.inf) < every_s:
+                continue
             try:
                 found = self._store.digest(self._store.resolve(one.reference), self._stop)
-            except ArtifactError as error:
+            except ArtifactUnavailableError as error:
                 report.fail(reference, error)
                 continue
+            except ArtifactError as error:
+                report.fail(reference, error)
+                self._read_at_s[reference] = self._clock()
+                continue
+            self._read_at_s[reference] = self._clock()
             if found == version.artifact_digest:
                 report.verified.append(reference)
+                changed.discard(reference)
                 continue
-            changed += 1
             report.changed.append(reference)
+            changed.add(reference)
             log.error(
                 "artifact_changed",
                 model=model,
@@ -197,4 +216,4 @@ class VersionReader:
                 registered=version.artifact_digest,
                 found=found,
             )
-        metrics.ARTIFACTS_CHANGED.labels(model=model).set(changed)
+        metrics.ARTIFACTS_CHANGED.labels(model=model).set(len(changed))

@@ -366,14 +366,16 @@ def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[Eng
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without the settings and the files that hold some, without what clients of storage and Postgres
-    read, and without other secrets by their names: a process that runs a stranger's model gets no address, user or
-    password of ours."""
+    read, without proxies that need a user, and without other secrets by their names: a process that runs a stranger's
+    model gets no address, user or password of ours."""
     ours = {name.upper() for name in Settings.model_fields}
-    return {name: value for name, value in environment.items() if not _is_ours(name.upper(), ours)}
+    return {name: value for name, value in environment.items() if not _is_ours(name.upper(), value, ours)}
 
 
-def _is_ours(name: str, settings: Set[str]) -> bool:
-    return name.removesuffix("_FILE") in settings or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
+def _is_ours(name: str, value: str, settings: Set[str]) -> bool:
+    is_setting = name in settings or name.removesuffix("_FILE") in settings
+    has_user = name.endswith("_PROXY") and "@" in value
+    return is_setting or has_user or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
 
 
 def settings_below(settings: Settings, model: ModelVersion) -> list[str]:

@@ -15,6 +15,7 @@ import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.records import ModelVersion, Parameters, RequestInput
+from fairlane.settings import Settings
 from fairlane_server.artifacts.cache import CachedArtifact
 from fairlane_server.artifacts.digest import ArtifactError
 from fairlane_server.artifacts.source import ArtifactUnavailableError, StoppedError, StopWait
@@ -427,10 +428,17 @@ def test_no_setting_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("postgres_dsn", "secret")
     for name in OF_OTHERS:
         monkeypatch.setenv(name, "secret")
+    for name in ("HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://user:secret@proxy.example:8080")
+    monkeypatch.setenv("FTP_PROXY", "http://proxy.example:8080")
+    for name in Settings.model_fields:
+        if name.endswith("_file"):
+            monkeypatch.setenv(name.upper(), "/secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     left = without_settings(os.environ)
-    assert "secret" not in left.values()
+    assert not any("secret" in value for value in left.values())
+    assert left["FTP_PROXY"] == "http://proxy.example:8080"
     assert left["CUDA_VISIBLE_DEVICES"] == "3"
     assert left["TOKENIZERS_PARALLELISM"] == "false"
     assert left["PATH"] == os.environ["PATH"]

@@ -83,6 +83,9 @@ def test_a_set_has_some_examples_and_not_too_many(monkeypatch: pytest.MonkeyPatc
         (ScorerName.JSON_SCHEMA, json.dumps(SCHEMA), '{"age": "3"}', 0.0),
         (ScorerName.JSON_SCHEMA, SCHEMA, "no JSON", 0.0),
         (ScorerName.JSON_SCHEMA, SCHEMA, "[" * 100_000, 0.0),
+        (ScorerName.JSON_SCHEMA, {"type": "object"}, '{"a": NaN}', 0.0),
+        (ScorerName.JSON_SCHEMA, {"type": "object"}, '{"a": -Infinity}', 0.0),
+        (ScorerName.JSON_SCHEMA, {"type": "object"}, '{"a": 1}', 1.0),
         (ScorerName.ACCURACY, "7", "7", 1.0),
         (ScorerName.ACCURACY, "7", "1", 0.0),
         (ScorerName.NDCG, [3, 0], [0.9, 0.1], 1.0),
@@ -99,31 +102,54 @@ def test_an_answer_has_a_score(scorer: ScorerName, expected: Any, answer: Any, v
 
 
 @pytest.mark.parametrize(
-    ("scorer", "expected", "answer", "named"),
+    ("scorer", "expected", "answer"),
     [
-        (ScorerName.EXACT, 3, "3", "expected"),
-        (ScorerName.EXACT, "3", None, "answer"),
-        (ScorerName.CONTAINS, [], "x", "expected"),
-        (ScorerName.CONTAINS, "", "x", "expected"),
-        (ScorerName.REGEX, "(", "x", "expected"),
-        (ScorerName.REGEX, "x", "\ud800", "answer"),
-        (ScorerName.JSON_SCHEMA, "[]", "{}", "expected"),
-        (ScorerName.JSON_SCHEMA, {"type": "nothing"}, "{}", "expected"),
-        (ScorerName.ACCURACY, None, "7", "expected"),
-        (ScorerName.NDCG, [0, 0], [1.0, 2.0], "expected"),
-        (ScorerName.NDCG, [1, 0], [1.0], "answer"),
-        (ScorerName.NDCG, [-1, 0], [1.0, 2.0], "expected"),
-        (ScorerName.NDCG, [1, True], [1.0, 2.0], "expected"),
-        (ScorerName.SIMILARITY, [1.0], [1.0, 2.0], "answer"),
-        (ScorerName.SIMILARITY, [0.0], [1.0], "zero"),
-        (ScorerName.SIMILARITY, [1.0], [math.nan], "answer"),
+        (ScorerName.EXACT, "3", None),
+        (ScorerName.CONTAINS, "3", 3),
+        (ScorerName.REGEX, "x", "\ud800"),
+        (ScorerName.REGEX, "x", None),
+        (ScorerName.JSON_SCHEMA, SCHEMA, None),
+        (ScorerName.ACCURACY, "7", None),
+        (ScorerName.NDCG, [1, 0], [1.0]),
+        (ScorerName.NDCG, [1, 0], [math.nan, 1.0]),
+        (ScorerName.NDCG, [1, 0], None),
+        (ScorerName.SIMILARITY, [1.0], [1.0, 2.0]),
+        (ScorerName.SIMILARITY, [1.0], [math.nan]),
+        (ScorerName.SIMILARITY, [1.0], [0.0]),
+        (ScorerName.SIMILARITY, [1.0], "text"),
     ],
 )
-def test_what_cannot_be_scored_has_a_reason(scorer: ScorerName, expected: Any, answer: Any, named: str) -> None:
+def test_an_answer_of_the_wrong_shape_is_wrong(scorer: ScorerName, expected: Any, answer: Any) -> None:
+    """Otherwise a model would do better by such answers: a mean leaves out what has no score."""
     found = score(scorer, expected, answer)
 
-    assert found.value is None
-    assert named in found.reason
+    assert found.value == 0.0
+    assert found.reason.startswith("answer: ")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected", "answer"),
+    [
+        (ScorerName.EXACT, 3, "3"),
+        (ScorerName.CONTAINS, [], "x"),
+        (ScorerName.CONTAINS, "", "x"),
+        (ScorerName.REGEX, "(", "x"),
+        (ScorerName.JSON_SCHEMA, "[]", "{}"),
+        (ScorerName.JSON_SCHEMA, {"type": "nothing"}, "{}"),
+        (ScorerName.ACCURACY, None, "7"),
+        (ScorerName.NDCG, [0, 0], [1.0, 2.0]),
+        (ScorerName.NDCG, [-1, 0], [1.0, 2.0]),
+        (ScorerName.NDCG, [1, True], [1.0, 2.0]),
+        (ScorerName.SIMILARITY, [0.0], [1.0]),
+        (ScorerName.SIMILARITY, [math.inf], [1.0]),
+    ],
+)
+def test_what_cannot_be_scored_has_a_reason_whatever_the_answer(scorer: ScorerName, expected: Any, answer: Any) -> None:
+    for any_answer in (answer, None, "\ud800", [math.nan]):
+        found = score(scorer, expected, any_answer)
+
+        assert found.value is None
+        assert found.reason.startswith("expected: ")
 
 
 @given(
@@ -132,8 +158,8 @@ def test_what_cannot_be_scored_has_a_reason(scorer: ScorerName, expected: Any, a
 def test_anything_is_scored_or_has_a_reason(scorer: ScorerName, expected: Any, answer: str) -> None:
     found = score(scorer, expected, answer)
 
-    assert (found.value is None) is bool(found.reason)
-    assert found.value is None or 0.0 <= found.value <= 1.0
+    assert bool(found.reason) if found.value is None else 0.0 <= found.value <= 1.0
+    assert not found.reason or found.value in (None, 0.0)
 
 
 documents = st.lists(

@@ -1,7 +1,8 @@
 """Scores of single answers against what was expected, from 0 to 1. Pure.
 
-An answer that is wrong has the score 0, also if it is of the wrong shape. An example that cannot be scored, since what it
-expects is no pattern, no schema or of the wrong shape, has none: it says nothing of the model, and a mean leaves it out.
+An answer that is wrong has the score 0, also one of the wrong shape. An example that cannot be scored, since what it
+expects is no pattern, no schema or of the wrong shape, has none: it says nothing of the model, and a mean leaves it
+out.
 """
 
 import json

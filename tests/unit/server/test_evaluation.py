@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, permutation_test
 from sklearn.metrics import ndcg_score
 
 from fairlane_server.evaluation import evaluation_set
-from fairlane_server.evaluation.comparison import compare, mcnemar_p_value, mean_score, wilson_interval
+from fairlane_server.evaluation.comparison import (
+    compare,
+    mcnemar_p_value,
+    mean_score,
+    sign_flip_p_value,
+    wilson_interval,
+)
 from fairlane_server.evaluation.evaluation_set import EvaluationSetError, read_evaluation_set
 from fairlane_server.evaluation.scorers import AnswerScore, ScorerName, score
 
@@ -222,6 +228,41 @@ def test_a_paired_comparison_sees_what_unpaired_means_do_not() -> None:
     assert 0.0 < found.low < found.difference < found.high
     assert found.p_value < 0.01
     assert mean_score(candidate.tolist()).low < mean_score(baseline.tolist()).high
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_few_examples_prove_nothing(count: int) -> None:
+    """Of n differences with one sign, 2 of the 2**n choices of signs are as far from 0."""
+    found = compare([0.2] * count, [0.3] * count)
+
+    assert found.p_value == pytest.approx(2 / 2**count)
+    assert found.is_exact
+    assert (found.low, found.high) == (-1.0, 1.0)
+    mean = mean_score([0.5] * count)
+    assert (mean.mean, mean.low, mean.high) == (0.5, 0.0, 1.0)
+
+
+differences = st.lists(st.sampled_from((-0.3, -0.1, 0.0, 0.1, 0.25, 0.4)), min_size=1, max_size=8)
+
+
+@given(differences)
+def test_the_test_of_a_few_examples_is_that_of_scipy(found: list[float]) -> None:
+    changed = [one for one in found if one]
+    if len(changed) < 2:
+        assert sign_flip_p_value(np.asarray(found)) == 1.0
+        return
+    expected = permutation_test((changed,), np.sum, permutation_type="samples", n_resamples=np.inf)
+    # Rounding of sums: with exact ties scipy counts as it adds.
+    assert sign_flip_p_value(np.asarray(found)) == pytest.approx(expected.pvalue, abs=1e-6)
+
+
+def test_many_examples_are_tested_by_random_signs_at_the_rate_that_is_stated() -> None:
+    random = np.random.default_rng(3)
+    values = [sign_flip_p_value(random.normal(0, 0.1, 40), seed) for seed in range(100)]
+
+    assert 1 <= sum(value <= 0.05 for value in values) <= 12
+    assert sign_flip_p_value(random.normal(0.1, 0.05, 40)) == pytest.approx(1 / 2_001)
+    assert not compare([0.2] * 13, [0.3] * 13).is_exact
 
 
 def test_equal_versions_do_not_differ() -> None:

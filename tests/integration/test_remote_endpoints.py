@@ -419,7 +419,7 @@ def test_an_item_that_reached_no_server_was_not_tried(folder: Path) -> None:
     assert outcomes[-1].message == "no endpoint is healthy"
 
 
-def test_endpoints_that_are_away_come_back_and_nobody_is_told_of_a_death(folder: Path) -> None:
+def test_endpoints_that_are_away_come_back_and_the_engine_lives_on(folder: Path) -> None:
     deaths: list[BaseException] = []
     with openai(folder, 1) as (engine, [server]):
         engine.watch(deaths.append)

@@ -133,7 +133,8 @@ class EndpointPool:
         return Failure(Code.ENGINE_ERROR, why, transient=True, untried=untried)
 
     def tick(self) -> None:
-        """Look at what waits: now and then, since rests and ejections end by time."""
+        """Give places to waiting items, and end the wait of those that waited too long. Called a few times a second:
+        the end of a rest or of an ejection is no event."""
         self._serve()
         now_s = self._now_s()
         for waiter in tuple(self._waiting):

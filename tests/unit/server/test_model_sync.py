@@ -69,7 +69,7 @@ def test_every_version_is_registered_once_in_the_order_of_the_registry(
     assert len(plan_sync(followed, everything, present).known) == sum(number >= first for number in numbers)
 
 
-def test_what_is_not_complete_waits_and_what_others_published_is_left_alone() -> None:
+def test_incomplete_versions_wait_and_versions_from_elsewhere_stay_as_they_are() -> None:
     plan = plan_sync(
         FOLLOWED,
         [listed(1, ready=False), listed(2), listed(3), listed(4)],

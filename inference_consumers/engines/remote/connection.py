@@ -201,7 +201,8 @@ def refusal(status: int, body: bytes) -> Failure:
         inner = given.error if isinstance(given.error, dict) else {}
         message = inner.get("message") or given.message or given.error or given.detail
         code, param = inner.get("code") or given.code, inner.get("param") or given.param
-    words = message if isinstance(message, str) else ""
+    # Servers put numbers and lists there too.
+    words, code, param = (one if isinstance(one, str) else "" for one in (message, code, param))
     if status == _TOO_LARGE or code in _CONTEXT_CODES or _CONTEXT_WORDS.search(words):
         return Failure(
             Code.CONTEXT_TOO_LONG, f"the input is longer than the server takes: it answered {status}", "input"

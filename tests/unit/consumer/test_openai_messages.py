@@ -191,6 +191,12 @@ def test_other_words_are_of_other_refusals(message: str) -> None:
     assert refusal(400, json.dumps({"error": {"message": message}}).encode()).code == Code.INVALID
 
 
+@pytest.mark.parametrize("odd", [7, ["max_tokens"], {"a": 1}, None, True])
+def test_a_refusal_in_an_odd_shape_is_one_all_the_same(odd: Any) -> None:
+    for error in ({"message": odd, "code": odd, "param": odd}, odd):
+        assert refusal(422, json.dumps({"error": error, "detail": odd}).encode()).code == Code.INVALID
+
+
 def test_retry_after_is_seconds_or_a_date() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     asked = (now + timedelta(seconds=7)).strftime("%a, %d %b %Y %H:%M:%S GMT")

@@ -402,6 +402,21 @@ def test_an_item_waits_for_the_only_endpoint_while_it_is_busy(folder: Path, aske
         assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
 
 
+def test_a_server_that_is_busy_between_two_calls_of_an_item_has_used_up_a_try(folder: Path) -> None:
+    server = OpenAiModelServer()
+    with (
+        model_server(server),
+        loaded(spec_for(folder, "openai-endpoint", [server.url], ("embed",), max_rows=1)) as engine,
+    ):
+        server.requests.clear()
+        vector = json.dumps({"data": [{"index": 0, "embedding": [0.5] * 8}]}).encode()
+        server.scripted = [ScriptedAnswer(body=vector), ScriptedAnswer(429)]
+        [outcome] = run_batch(engine, [embed("one", "two", "three")])
+        assert len(server.requests) == 2
+    assert isinstance(outcome, Failure)
+    assert (outcome.transient, outcome.untried) == (True, False)
+
+
 def test_an_item_that_reached_no_server_was_not_tried(folder: Path) -> None:
     server = OpenAiModelServer()
     with ExitStack() as stack:

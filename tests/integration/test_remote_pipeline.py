@@ -12,6 +12,7 @@ import yaml
 from deploy.local.services import Service
 from fairlane.outcomes import Outcome
 from fairlane.records import ModelVersion, Parameters
+from inference_consumers.results.retries import MAX_TRIES
 from tests.kit.model_servers import MODEL, OpenAiModelServer, model_server
 from tests.kit.pipeline import Pipeline
 from tests.kit.waiting import eventually
@@ -78,3 +79,35 @@ def test_every_request_is_answered_once_though_a_server_is_killed(broker: str, t
             answered = replies.exactly_once(ids)
             assert {answer.outcome for answer in answered.values()} == {Outcome.OK}
             assert all(answer.output is not None and answer.output.text for answer in answered.values())
+
+
+def test_an_outage_of_all_servers_delays_requests_and_fails_none(broker: str, tmp_path: Path, unique: str) -> None:
+    pool, model = f"{unique}-pool", f"{unique}-remote"
+    version = ModelVersion(model, "1", pool, "openai-endpoint", ("generate",), "no-folder", 512, 64, 16, 8_192)
+    server = OpenAiModelServer()
+    with model_server(server):
+        entry = {"model": model, "health_interval_s": 0.2, "wait_s": 0.2}
+        entry["endpoints"] = [{"url": server.url, "served_name": MODEL}]
+        file = tmp_path / "endpoints.yaml"
+        file.write_text(yaml.safe_dump({"models": [entry]}))
+        with Pipeline(broker, tmp_path, unique, tenants=("a",), models=[version]) as pipeline:
+            arguments = ("-m", "inference_consumers", "--pool", pool)
+            consumer = pipeline.launch(Service("consumer-1", arguments, {"ENDPOINTS_FILE": str(file)}))
+            pipeline.dispatcher().wait_ready()
+            consumer.wait_ready(120)
+            pipeline.wait_all_own()
+            replies = pipeline.replies("a")
+            server.check_status = 500
+            eventually(lambda: consumer.metric("fairlane_endpoint_ejected") == 1, 30, "the outage")
+            requests = [pipeline.request(prompt=f"question {at}", timeout_ms=300_000) for at in range(8)]
+            ids = {request.request_id for request in requests}
+            pipeline.publish("a", *requests)
+            # More runs than a failure that counts as a try would allow.
+            eventually(lambda: consumer.metric("fairlane_retries_total") >= 8 * MAX_TRIES, 60, "runs in the outage")
+            server.check_status = 200
+            replies.wait(ids, 60)
+            assert consumer.stop() == 0
+            replies.read_to_end()
+            answered = replies.exactly_once(ids)
+            assert {answer.outcome for answer in answered.values()} == {Outcome.OK}
+            assert max(answer.attempts for answer in answered.values()) > MAX_TRIES

@@ -190,17 +190,25 @@ class EndpointPool:
     async def _ask(self, answer: RemoteAnswer, attempt: Attempt, ends_at_s: float) -> ItemOutcome | _NoAnswer:
         """The outcome, or why the endpoint gave none."""
         left_s, most_s = ends_at_s - self._now_s(), self._entry.total_timeout_s
+        has_begun = False
+
+        def began() -> None:
+            nonlocal has_begun
+            has_begun = True
+            self._balancer.began(attempt)
+
         try:
             async with asyncio.timeout(min(left_s, most_s)):
-                outcome = await answer.ask(self._connections[attempt.index], lambda: self._balancer.began(attempt))
+                outcome = await answer.ask(self._connections[attempt.index], began)
         except ItemRefusedError as error:
             outcome = error.failure
         except EndpointBusyError as error:
             self._end(attempt, AttemptEnd.BUSY, error.rest_s)
-            return _NoAnswer(str(error), untried=True, is_busy=True)
+            # One that breaks off between two calls of an item has had it.
+            return _NoAnswer(str(error), untried=not has_begun, is_busy=not has_begun)
         except EndpointFailedError as error:
             self._end(attempt, AttemptEnd.FAILED)
-            return _NoAnswer(str(error), untried=isinstance(error, EndpointUnreachableError))
+            return _NoAnswer(str(error), untried=isinstance(error, EndpointUnreachableError) and not has_begun)
         except TimeoutError:
             # How much time an item had is no fault of the endpoint.
             self._end(attempt, AttemptEnd.FAILED if most_s <= left_s else AttemptEnd.ABANDONED)

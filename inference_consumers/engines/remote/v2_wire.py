@@ -12,8 +12,7 @@ rank       ``query`` BYTES (n), the same n times, and           ``score`` (n) or
 =========  ==================================================  ================================================
 
 Numbers of an answer may have any type of floating point; its data may be flat or nested, and its shape must be that of
-the table. Other names of tensors are in
-``tensors`` of the endpoints file.
+the table. Other names of tensors are in ``tensors`` of the endpoints file.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -41,11 +41,11 @@ class StubRegistry:
                     self.send_header(header, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                parts = [body[at : at + 1] for at in range(len(body))] if registry.drips.is_set() else [body]
+                pieces = [body[at : at + 1] for at in range(len(body))] if registry.drips.is_set() else [body]
                 with suppress(ConnectionError):
-                    for part in parts:
-                        self.wfile.write(part)
-                        if len(parts) > 1:
+                    for piece in pieces:
+                        self.wfile.write(piece)
+                        if len(pieces) > 1:
                             registry.closing.wait(0.02)
 
             def log_message(self, *_: object) -> None:

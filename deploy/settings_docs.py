@@ -79,6 +79,7 @@ STORAGE_VARIABLES: Mapping[str, str] = {
     "AWS_SESSION_TOKEN": "The token of temporary credentials",
     "AWS_REGION": "Region of the bucket",
     "AWS_ENDPOINT_URL": "Address of S3-compatible storage, by https",
+    "AWS_ALLOW_HTTP": "true allows such an address by http, which shows the files to the network",
 }
 """Variables for S3 that the gateway and the runner of offline jobs read, in containers and outside."""
 

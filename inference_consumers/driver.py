@@ -201,6 +201,8 @@ class EngineDriver:
             state = self.engines.by_key[host.key]
             state.name, state.is_continuous, state.life = loaded.name, loaded.continuous, host.life
             state.is_loaded = state.has_been_loaded = True
+            # It may have been given up while the source of its files was away.
+            state.is_unusable = False
             self.changed.notify_all()
         log.info("engine_ready", model=host.key[0], version=host.key[1], engine=loaded.name, seconds=loaded.seconds)
 
@@ -342,7 +344,7 @@ class EngineDriver:
             host.cancel(run_id, indexes)
 
     def _send(self, run: ActiveRun, state: EngineState) -> None:
-        state.host.run(run.run_id, engine_items(run.work), state.life)
+        state.host.run(run.run_id, engine_items(run.work, self.clock()), state.life)
         # A cancel that came since the run was picked may have been sent before it, to nobody.
         unwanted = tuple(index for index, work in enumerate(run.work) if self.is_cancelled(work))
         if unwanted:

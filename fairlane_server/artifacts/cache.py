@@ -9,7 +9,8 @@
     MODELS_CACHE_DIR/locks/room             of who makes room
 
 Locks are the kernel's: a process that is killed leaves none. An artifact comes into its place by one rename, and is
-read and compared with its digest each time it is asked for: what is damaged is downloaded again.
+read and compared with its digest each time it is asked for: what is damaged is downloaded again, and replaced when that
+is verified. What cannot be read is not replaced: others may use it.
 """
 
 import os
@@ -27,6 +28,7 @@ from fairlane.logs import get_logger
 from fairlane_server.artifacts.digest import (
     DIGEST_PATTERN,
     ArtifactError,
+    UnreadableError,
     digest_of_folder,
 )
 from fairlane_server.artifacts.locks import FileLock, LockTimeoutError
@@ -90,7 +92,6 @@ class ArtifactCache:
                     with FileLock.on(self._lock_of(digest, "fetch"), stop, self._fetch_timeout_s):
                         # Another process may have downloaded it meanwhile.
                         if not self._is_whole(digest, stop):
-                            self._discard(self._entry(digest))
                             self._fetch(digest, size_bytes(), fill, stop)
                 return self._used(digest, use)
             except BaseException:
@@ -105,7 +106,6 @@ class ArtifactCache:
             try:
                 with FileLock.on(self._lock_of(digest, "fetch"), stop, self._fetch_timeout_s):
                     if not self._is_whole(digest, stop):
-                        self._discard(self._entry(digest))
                         self._move_in(folder, digest, stop)
                 return self._used(digest, use)
             except BaseException:
@@ -113,20 +113,20 @@ class ArtifactCache:
                 raise
 
     def _fetch(self, digest: str, size_bytes: int, fill: Fill, stop: StopWait) -> None:
-        with self._download(size_bytes, fill, stop) as folder:
+        with self._download(size_bytes, fill, stop, in_place_of=self._entry(digest)) as folder:
             found = digest_of_folder(folder, self.max_bytes, partial(check_going_on, stop))
             if found != digest:
                 raise DigestMismatchError(f"it has the digest {found}, and was registered with {digest}")
             self._move_in(folder, digest, stop)
 
     @contextmanager
-    def _download(self, size_bytes: int, fill: Fill, stop: StopWait) -> Iterator[Path]:
-        """A filled folder, which is removed unless it was moved away."""
+    def _download(self, size_bytes: int, fill: Fill, stop: StopWait, in_place_of: Path | None = None) -> Iterator[Path]:
+        """A filled folder, which is removed unless it was moved away. What it replaces takes no room."""
         if size_bytes > self.max_bytes:
             raise ArtifactError(f"it has {size_bytes} bytes; MODELS_CACHE_MAX_BYTES is {self.max_bytes}")
         folder = self._folder / f"fetch-{size_bytes}-{secrets.token_hex(8)}"
         with self._room(stop):
-            self._make_room(size_bytes)
+            self._make_room(size_bytes, in_place_of)
             folder.mkdir(mode=0o700)
             lock = FileLock.try_on_folder(folder)
         try:
@@ -140,25 +140,28 @@ class ArtifactCache:
     def _move_in(self, folder: Path, digest: str, stop: StopWait) -> None:
         # Those who make room count a folder under either of its names, never under both or none.
         with self._room(stop):
+            self._discard(self._entry(digest))
             folder.rename(self._entry(digest))
             sync_folder(self._folder)
 
     def _is_whole(self, digest: str, stop: StopWait) -> bool:
-        """Whether the artifact is here as it should be."""
+        """Whether the artifact is here as it should be. Raises UnreadableError where that cannot be seen."""
         entry = self._entry(digest)
         if not entry.is_dir():
             return False
         try:
             found = digest_of_folder(entry, going_on=partial(check_going_on, stop))
+        except UnreadableError:
+            raise
         except ArtifactError as error:
             found = str(error)
         if found != digest:
             log.warning("artifact_damaged", digest=digest, found=found)
         return found == digest
 
-    def _make_room(self, size_bytes: int) -> None:
+    def _make_room(self, size_bytes: int, in_place_of: Path | None) -> None:
         """Remove abandoned downloads, and artifacts that nobody uses, the one used longest ago first, until this much
-        fits. Raises ArtifactError when it does not."""
+        fits. Raises ArtifactError when it does not. What is to be replaced stays, and counts as gone."""
         taken_bytes = 0
         entries: list[tuple[float, int, Path]] = []
         for path in list(self._folder.iterdir()):
@@ -166,7 +169,7 @@ class ArtifactCache:
                 shutil.rmtree(path, ignore_errors=True)
             elif found := _FETCH.fullmatch(path.name):
                 taken_bytes += self._bytes_of_download(path, int(found[1]))
-            elif _ENTRY.fullmatch(path.name):
+            elif _ENTRY.fullmatch(path.name) and path != in_place_of:
                 entries.append((self._last_use(path), _bytes_below(path), path))
         taken_bytes += sum(entry_bytes for _, entry_bytes, _ in entries)
         for _, entry_bytes, path in sorted(entries):

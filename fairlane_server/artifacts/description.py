@@ -1,6 +1,7 @@
 """What a model's folder says of itself: its signature in MLflow's ``MLmodel``, its packages in ``requirements.txt``."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from fairlane_server.artifacts.digest import ArtifactError
 _MOST_BYTES = 1 << 20
 _MOST_REQUIREMENTS = 500
 _LONGEST_REQUIREMENT = 300
+_CONTINUED = re.compile(r"\\\r?\n")
+_USER = re.compile(r"(?<=://)[^/?#\s]*@")
+_QUERY = re.compile(r"(://[^?#\s]*)\?[^#\s]*")
 _SIGNATURE_PARTS = ("inputs", "outputs", "params")
 
 
@@ -51,8 +55,12 @@ def _signature(file: Path) -> str | None:
 
 
 def _requirements(file: Path) -> tuple[str, ...]:
-    lines = [line.strip() for line in (_text(file) or "").splitlines()]
-    kept = list(dict.fromkeys(line for line in lines if line and not line.startswith("#")))
+    """Its packages. Options (other indexes, hashes) are left out, and users, passwords and queries of URLs: they may be
+    credentials, and everybody who may list versions reads these lines."""
+    text = _CONTINUED.sub(" ", _text(file) or "")
+    lines = (line.partition(" --")[0].strip() for line in text.splitlines())
+    packages = (_QUERY.sub(r"\1", _USER.sub("", line)) for line in lines if line and not line.startswith(("#", "-")))
+    kept = list(dict.fromkeys(packages))
     if len(kept) > _MOST_REQUIREMENTS or any(len(line) > _LONGEST_REQUIREMENT for line in kept):
         raise ArtifactError(f"{file.name} has more than {_MOST_REQUIREMENTS} lines, or one that is too long")
     return tuple(kept)

@@ -2,9 +2,11 @@
 
 The list has a line for each file, ordered by the bytes of its path: the SHA-256 of the file in hexadecimal digits, its
 size in bytes, and its path below the folder with slashes. No part of a path has a control character, so no file can
-pass for two. Times, owners, rights, links and empty folders do not count.
+pass for two. A link to a file within the folder counts as a file with that content. Times, owners, rights and empty
+folders do not count.
 """
 
+import errno
 import hashlib
 import os
 import re
@@ -19,11 +21,17 @@ MOST_PATH_BYTES = 1_024
 _MOST_FOLDERS = 10_000
 _LONGEST_NAME = 255
 _BLOCK_BYTES = 1 << 20
+_OTHER_FILES = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+"""Errors of a folder that has other files than it should; all others are no fault of the folder."""
 _HEADING = b"fairlane artifact 1\n"
 
 
 class ArtifactError(Exception):
     """The files of a version cannot be used; the message says which and why, and quotes no secret."""
+
+
+class UnreadableError(ArtifactError):
+    """The disk or this process is in trouble: it says nothing of the files themselves."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +106,8 @@ def check_path(path: str) -> None:
 def files_below(folder: Path) -> list[ListedFile]:
     """The files of a folder, ordered by path. A link counts as the file that it leads to.
 
-    Raises ArtifactError for what is neither a file nor a folder, for links that lead to folders or out of this one, and
-    for a folder that cannot be read.
+    Raises ArtifactError for what is neither a file nor a folder and for links that lead to folders or out of this one,
+    UnreadableError for a folder that cannot be read.
     """
     return sorted(_walk(folder), key=lambda file: file.path.encode())
 
@@ -136,7 +144,7 @@ def read_blocks(folder: Path, file: ListedFile) -> Iterator[bytes]:
                     break
                 yield block
     except OSError as error:
-        raise ArtifactError(f"{file.path!r} cannot be read: {error.strerror}") from None
+        raise _read_error(repr(file.path), error) from None
     if left_bytes:
         raise ArtifactError(f"{file.path!r} changed its size while it was read")
 
@@ -168,10 +176,15 @@ def _walk(root: Path) -> Iterator[ListedFile]:
                     yield ListedFile(name, status.st_size)
     except NotADirectoryError:
         raise ArtifactError(f"{root} is no folder") from None
-    except (OSError, RuntimeError) as error:
-        # A circle of links is a RuntimeError.
-        reason = error.strerror if isinstance(error, OSError) else "its links go round in a circle"
-        raise ArtifactError(f"{root} cannot be read: {reason}") from None
+    except OSError as error:
+        raise _read_error(str(root), error) from None
+    except RuntimeError:
+        raise ArtifactError(f"{root} cannot be read: its links go round in a circle") from None
+
+
+def _read_error(what: str, error: OSError) -> ArtifactError:
+    kind = ArtifactError if error.errno in _OTHER_FILES else UnreadableError
+    return kind(f"{what} cannot be read: {error.strerror}")
 
 
 def _parents(path: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -28,7 +29,9 @@ _LOGGED_MODEL = re.compile(r"models:/(m-[0-9a-f]{1,64})")
 _PROXIED = "mlflow-artifacts"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 _MOST_ANSWER_BYTES = 4 << 20
-_BLOCK_BYTES = 1 << 20
+_LEAST_BYTES_PER_S = 64 << 10
+_PATIENCE_S = 60.0
+"""For an answer, beside the time that it may take by its size."""
 _MOST_FOLDERS = 1_000
 _MOST_METRICS = 64
 _METRIC_NAME = re.compile(r"[A-Za-z0-9_./ :-]{1,250}")
@@ -63,14 +66,16 @@ class MlflowServer:
 class MlflowSource:
     """Any thread may use it. Files come from the server itself (``mlflow-artifacts:``), or from S3 if it says so."""
 
-    def __init__(self, server: MlflowServer, s3: ArtifactSource) -> None:
-        """Raises ArtifactError for certificates that cannot be used."""
+    def __init__(self, server: MlflowServer, s3: ArtifactSource, patience_s: float = _PATIENCE_S) -> None:
+        """``patience_s`` is what an answer may take, beside its time at a least rate. Raises ArtifactError for
+        certificates that cannot be used."""
         try:
             self._tls = ssl.create_default_context(cafile=None if server.ca_file is None else str(server.ca_file))
         except OSError as error:
             raise ArtifactError(f"MLFLOW_TRACKING_SERVER_CERT_PATH cannot be used: {error.strerror}") from None
         self._server = server
         self._s3 = s3
+        self._patience_s = patience_s
 
     def resolve(self, reference: str) -> ResolvedArtifact:
         found = _REFERENCE.fullmatch(reference)
@@ -89,8 +94,9 @@ class MlflowSource:
             yield from self._s3.blocks(artifact, file)
             return
         path = f"{self._proxied_path(artifact.source, artifact.location)}/{file.path}"
+        most_s = self._patience_s + file.size_bytes / _LEAST_BYTES_PER_S
         with self._get(f"mlflow-artifacts/artifacts/{quote(path)}", {}) as response:
-            yield from response.iter_raw(_BLOCK_BYTES)
+            yield from _parts(response, most_s)
 
     def versions(self, name: str) -> list[RegistryVersion]:
         """Every version of a registered model, in the order of their numbers. Raises ArtifactError."""
@@ -151,7 +157,8 @@ class MlflowSource:
         server's disk is none of ours."""
         parts = urlsplit(location)
         if parts.scheme != _PROXIED or parts.netloc not in ("", urlsplit(self._server.url).netloc):
-            shown = f"{parts.scheme}://{parts.netloc}" if parts.netloc else f"{parts.scheme or 'a path'}"
+            host = parts.netloc.rpartition("@")[2]
+            shown = f"{parts.scheme}://{host}" if host else f"{parts.scheme or 'a path'}"
             raise ArtifactError(
                 f"{exact}: its files are at {shown!r}; only s3:// and what the tracking server serves itself "
                 f"({_PROXIED}:) are read"
@@ -190,8 +197,8 @@ class MlflowSource:
 
     def _call(self, path: str, query: Mapping[str, str | int]) -> dict[str, Any]:
         with self._get(path, query) as response:
-            body = b""
-            for block in response.iter_raw(_BLOCK_BYTES):
+            body = bytearray()
+            for block in _parts(response, self._patience_s):
                 body += block
                 if len(body) > _MOST_ANSWER_BYTES:
                     raise ArtifactError(f"MLflow's answer to {path} has more than {_MOST_ANSWER_BYTES} bytes")
@@ -208,15 +215,26 @@ class MlflowSource:
         headers = {"Accept-Encoding": "identity", **self._server.authorization()}
         url = f"{self._server.url.rstrip('/')}/api/2.0/{path}"
         try:
-            # A connection for each call: nothing is left to be closed, and large files are what takes the time.
+            # A connection for each call: nothing is left to be closed, and large files are what takes the time. No
+            # proxy and no netrc of the environment: they would get, or replace, what the server is asked with.
             with (
-                httpx.Client(timeout=_TIMEOUT, verify=self._tls, follow_redirects=False) as client,
+                httpx.Client(timeout=_TIMEOUT, verify=self._tls, follow_redirects=False, trust_env=False) as client,
                 client.stream("GET", url, params=query, headers=headers, auth=self._server.basic()) as response,
             ):
                 _check_status(path, response)
                 yield response
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ArtifactUnavailableError(f"MLflow does not answer ({type(error).__name__})") from None
+
+
+def _parts(response: httpx.Response, most_s: float) -> Iterator[bytes]:
+    """The body as it comes: its reader can look after each part whether to go on. Raises ArtifactUnavailableError when
+    it takes longer than ``most_s``."""
+    ends_at_s = monotonic() + most_s
+    for part in response.iter_raw():
+        yield part
+        if monotonic() > ends_at_s:
+            raise ArtifactUnavailableError(f"MLflow's answer did not end within {most_s:.0f} s")
 
 
 def _check_status(path: str, response: httpx.Response) -> None:
@@ -233,7 +251,7 @@ def _check_status(path: str, response: httpx.Response) -> None:
 def _reason(response: httpx.Response) -> str:
     """MLflow's code of an error, which quotes nothing."""
     try:
-        body = next(response.iter_raw(_BLOCK_BYTES), b"")
+        body = next(response.iter_raw(), b"")
         code = json.loads(body).get("error_code")
     except (ValueError, AttributeError, RecursionError, httpx.HTTPError):
         return ""

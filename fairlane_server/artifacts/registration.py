@@ -1,11 +1,12 @@
 """Registration of a version with its files: resolved, downloaded, and described by what they are."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 from fairlane.records import ModelMetric, ModelVersion
 from fairlane_server.artifacts.description import Description, described_by
 from fairlane_server.artifacts.digest import ArtifactError
-from fairlane_server.artifacts.source import StopWait
+from fairlane_server.artifacts.source import StopWait, with_retries
 from fairlane_server.artifacts.store import ArtifactStore
 
 
@@ -24,7 +25,7 @@ def fetch_artifact(store: ArtifactStore, version: ModelVersion, stop: StopWait) 
 
     Raises ArtifactError, StoppedError.
     """
-    resolved = store.resolve(version.source or "")
+    resolved = with_retries(partial(store.resolve, version.source or ""), stop)
     if version.artifact_digest is None:
         cached = store.add(resolved, stop)
     else:

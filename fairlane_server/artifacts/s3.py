@@ -11,9 +11,11 @@ from fairlane_server.artifacts.source import ArtifactUnavailableError, ResolvedA
 from fairlane_server.s3_storage import s3_store
 
 if TYPE_CHECKING:
+    from obstore import GetOptions
     from obstore.store import S3Store
 
 _BLOCK_BYTES = 8 << 20
+_TIMEOUT_S = 30.0
 
 
 class S3Source:
@@ -22,9 +24,14 @@ class S3Source:
     Objects may be replaced under their keys: the digest of a version says whether they were.
     """
 
-    def __init__(self, endpoint: str | None = None) -> None:
-        """``endpoint`` is that of other storage than AWS; without it, what ``AWS_ENDPOINT_URL`` says."""
+    def __init__(
+        self, endpoint: str | None = None, block_bytes: int = _BLOCK_BYTES, timeout_s: float = _TIMEOUT_S
+    ) -> None:
+        """``endpoint`` is that of other storage than AWS; without it, what ``AWS_ENDPOINT_URL`` says. Files are read in
+        blocks, each a request that may take ``timeout_s``: a file of any size can be read, at a least rate."""
         self._endpoint = endpoint
+        self._block_bytes = block_bytes
+        self._timeout_s = timeout_s
 
     def resolve(self, reference: str) -> ResolvedArtifact:
         import obstore
@@ -47,9 +54,17 @@ class S3Source:
         import obstore
 
         store, prefix = self._place(artifact.location)
-        with _explained(artifact.location):
-            for block in obstore.get(store, f"{prefix}/{file.path}").stream(min_chunk_size=_BLOCK_BYTES):
-                yield bytes(block)
+        options: GetOptions = {}
+        for start in range(0, file.size_bytes, self._block_bytes):
+            options["range"] = (start, min(start + self._block_bytes, file.size_bytes))
+            with _explained(artifact.location):
+                found = obstore.get(store, f"{prefix}/{file.path}", options=options)
+                block = bytes(found.bytes())
+            if found.meta["size"] != file.size_bytes:
+                raise ArtifactError(f"{artifact.location}: {file.path!r} changed its size after it was listed")
+            # All blocks are of one object, should it be replaced meanwhile.
+            options["if_match"] = found.meta["e_tag"]
+            yield block
 
     def _place(self, reference: str) -> "tuple[S3Store, str]":
         parts = urlsplit(reference)
@@ -57,7 +72,7 @@ class S3Source:
         if parts.scheme != "s3" or not parts.netloc or not prefix or parts.query or parts.fragment:
             raise ArtifactError(f"{reference}: names no folder of a bucket; s3://bucket/prefix does")
         try:
-            return s3_store(parts.netloc, self._endpoint), prefix
+            return s3_store(parts.netloc, self._endpoint, self._timeout_s), prefix
         except ValueError as error:
             raise ArtifactError(f"{reference}: {error}") from None
 
@@ -70,6 +85,8 @@ def _explained(reference: str) -> Iterator[None]:
         yield
     except (exceptions.NotFoundError, FileNotFoundError):
         raise ArtifactError(f"{reference}: there is no such object") from None
+    except exceptions.PreconditionError:
+        raise ArtifactUnavailableError(f"{reference}: an object was replaced while it was read") from None
     except (exceptions.PermissionDeniedError, exceptions.UnauthenticatedError):
         raise ArtifactError(f"{reference}: the credentials of the environment may not do this") from None
     except (exceptions.BaseError, OSError) as error:

@@ -5,13 +5,16 @@ import random
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from fairlane.backoff import Backoff
 from fairlane.records import ModelMetric
 from fairlane_server.artifacts.digest import ArtifactError, ListedFile, check_listing
 from fairlane_server.private_files import sync_folder
+
+_T = TypeVar("_T")
 
 StopWait = Callable[[float], bool]
 """Waits at most so many seconds; True as soon as the work is to end."""
@@ -77,24 +80,23 @@ def download(source: ArtifactSource, artifact: ResolvedArtifact, folder: Path, m
         target = folder / file.path
         target.parent.mkdir(parents=True, exist_ok=True)
         folders.update(parent for parent in target.parents if parent.is_relative_to(folder))
-        _with_retries(source, artifact, file, target, stop)
+        with_retries(partial(_write, source, artifact, file, target, stop), stop)
     for one in folders:
         sync_folder(one)
 
 
-def _with_retries(
-    source: ArtifactSource, artifact: ResolvedArtifact, file: ListedFile, target: Path, stop: StopWait
-) -> None:
-    for attempt in range(1, _ATTEMPTS + 1):
+def with_retries(call: Callable[[], _T], stop: StopWait) -> _T:
+    """Call this up to 4 times while a source does not answer. Raises what it raises, and StoppedError."""
+    attempt = 1
+    while True:
         try:
-            _write(source, artifact, file, target, stop)
+            return call()
         except ArtifactUnavailableError:
             if attempt == _ATTEMPTS:
                 raise
-        else:
-            return
         if stop(_BACKOFF.delay_s(attempt, random.random())):  # noqa: S311 - jitter
             raise StoppedError
+        attempt += 1
 
 
 def _write(source: ArtifactSource, artifact: ResolvedArtifact, file: ListedFile, target: Path, stop: StopWait) -> None:

@@ -1,5 +1,6 @@
 """Follows a registry of models: which of its versions are new here, and whether those that are known are unchanged."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
@@ -79,7 +80,8 @@ def proposed(
     """The records of new versions, and of the route whose alias moves to the last of them. Pure.
 
     A version that somebody else has published meanwhile stays as it is. Without a champion no alias is set: the first
-    version of a model gets no traffic by being proposed. Raises ImmutableVersionError.
+    version of a model gets no traffic by being proposed. Nor does the alias move to a version that could only be read
+    after a newer one was published. Raises ImmutableVersionError.
     """
     model = followed.template.model
     before = versions_of(published, model)
@@ -94,8 +96,17 @@ def proposed(
     if not new or followed.alias is None or route_of(published, model) is None:
         return [*new.values()]
     *_, last = new.values()
+    if _number(followed, last) < max((_number(followed, one) for one in before.values()), default=0):
+        return [*new.values()]
     route = with_alias({**published, **new}, model, followed.alias, last.version, author)
     return [*new.values(), *moved_versions(published, model).values(), route]
+
+
+def _number(followed: FollowedModel, version: ModelVersion) -> int:
+    """The number of a published version in the registry; 0 if it is from elsewhere."""
+    number = version.version.removeprefix(followed.version_prefix)
+    is_followed = version.source == RegistryVersion(followed.registered_model, number, is_ready=True).reference
+    return int(number) if is_followed and number.isdecimal() else 0
 
 
 def version_from(followed: FollowedModel, one: RegistryVersion, found: FetchedArtifact) -> ModelVersion:
@@ -135,7 +146,8 @@ class SyncReport:
 
 
 class VersionReader:
-    """Reads the files of new and of known versions; one whose files cannot be used is read again after an hour."""
+    """Reads the files of new and of known versions, and remembers which it read: one whose files cannot be used is read
+    again after an hour."""
 
     def __init__(self, store: ArtifactStore, stop: StopWait, clock: Callable[[], float] = monotonic) -> None:
         self._store = store
@@ -143,6 +155,10 @@ class VersionReader:
         self._clock = clock
         self._refused: dict[str, tuple[float, str]] = {}
         """When and why, by reference in the registry."""
+        self._read_at_s: dict[str, float] = {}
+        """Of published versions."""
+        self._changed: dict[str, set[str]] = {}
+        """By model the published versions whose files were others when they were read last."""
 
     def fetch_new(
         self, followed: FollowedModel, new: Sequence[RegistryVersion], report: SyncReport
@@ -158,6 +174,7 @@ class VersionReader:
                 continue
             try:
                 found.append((one, fetch_artifact(self._store, asked, self._stop)))
+                self._read_at_s[key] = self._clock()
             except ArtifactError as error:
                 report.fail(key, error)
                 if not isinstance(error, ArtifactUnavailableError):
@@ -165,21 +182,33 @@ class VersionReader:
                 log.warning("version_left_out", model=asked.model, version=asked.version, reason=str(error))
         return found
 
-    def verify(self, model: str, known: Sequence[tuple[RegistryVersion, ModelVersion]], report: SyncReport) -> None:
-        """Compare the files of registered versions at their source with their digests. Raises StoppedError."""
-        changed = 0
+    def verify(
+        self, model: str, known: Sequence[tuple[RegistryVersion, ModelVersion]], every_s: float, report: SyncReport
+    ) -> None:
+        """Compare the files of registered versions at their source with their digests, of those that were not read for
+        so long. One whose source is away is due again at once. Raises StoppedError."""
+        changed = self._changed.setdefault(model, set())
+        changed.intersection_update(version_key(model, version.version) for _, version in known)
         for one, version in known:
             reference = version_key(model, version.version)
+            if self._clock() - self._read_at_s.get(reference, -math.inf) < every_s:
+                continue
             try:
                 found = self._store.digest(self._store.resolve(one.reference), self._stop)
-            except ArtifactError as error:
+            except ArtifactUnavailableError as error:
                 report.fail(reference, error)
                 continue
+            except ArtifactError as error:
+                report.fail(reference, error)
+                self._read_at_s[reference] = self._clock()
+                continue
+            self._read_at_s[reference] = self._clock()
             if found == version.artifact_digest:
                 report.verified.append(reference)
+                changed.discard(reference)
                 continue
-            changed += 1
             report.changed.append(reference)
+            changed.add(reference)
             log.error(
                 "artifact_changed",
                 model=model,
@@ -187,4 +216,4 @@ class VersionReader:
                 registered=version.artifact_digest,
                 found=found,
             )
-        metrics.ARTIFACTS_CHANGED.labels(model=model).set(changed)
+        metrics.ARTIFACTS_CHANGED.labels(model=model).set(len(changed))

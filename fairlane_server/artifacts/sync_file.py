@@ -7,6 +7,7 @@ from pathlib import Path
 
 from fairlane.records import ModelVersion
 from fairlane_server.models.models_file import SERVED, SERVED_OPTIONS, version_of
+from fairlane_server.models.rollout_arms import RESERVED
 from fairlane_server.models.routes import ALIAS_PATTERN, CHAMPION
 from fairlane_server.yaml_config import Reader, YamlNode, load_yaml_with_lines
 
@@ -55,6 +56,8 @@ def _followed(entry: YamlNode) -> FollowedModel:
 def _alias(node: YamlNode) -> str:
     if node.string(ALIAS_PATTERN) == CHAMPION:
         raise node.error(f"{CHAMPION!r} gets all traffic: a new version is proposed under another alias")
+    if node.string() in RESERVED:
+        raise node.error(f"{node.string()!r} is an arm of rollouts")
     return node.string()
 
 

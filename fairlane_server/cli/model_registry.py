@@ -5,7 +5,6 @@ import random
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
-from time import monotonic
 from typing import Annotated
 
 import typer
@@ -141,7 +140,7 @@ def sync_models(
     try:
         syncer = Syncer(settings, stop)
         if once:
-            report = syncer.run(followed, verify=verify_every > 0)
+            report = syncer.run(followed, verify_every)
             show(asdict(report), _text(report), as_json=as_json)
             if not report.is_good:
                 raise typer.Exit(FAILURE)
@@ -168,13 +167,10 @@ def _follow(
     health = HealthServer(readiness, settings.metrics_host, settings.metrics_port)
     health.start()
     backoff = Backoff(every_s, max(every_s, _LONGEST_WAIT_S))
-    failures, verified_at_s, shown = 0, -verify_every_s, SyncReport()
+    failures, shown = 0, SyncReport()
     try:
         while not stop.stopping:
-            verify = bool(verify_every_s) and monotonic() - verified_at_s >= verify_every_s
-            report = syncer.run(followed, verify=verify)
-            if verify:
-                verified_at_s = monotonic()
+            report = syncer.run(followed, verify_every_s)
             if report != shown:
                 typer.echo(json.dumps(asdict(report)) if as_json else _text(report))
                 shown = report
@@ -186,7 +182,7 @@ def _follow(
 
 
 class Syncer:
-    """Passes over the followed models. Each does all that is left to do: it remembers nothing of the ones before."""
+    """Passes over the followed models. Each does all that is left to do, whatever became of the ones before."""
 
     def __init__(self, settings: Settings, stop: StopSignal) -> None:
         """Raises ArtifactError for settings that name no registry."""
@@ -195,18 +191,20 @@ class Syncer:
         self._reader = VersionReader(artifact_store(settings), stop.wait)
         self._control = model_topic(settings, codec_for(settings))
 
-    def run(self, followed: tuple[FollowedModel, ...], *, verify: bool) -> SyncReport:
-        """One pass. What fails is in the report, and does not keep the others from being done. Raises StoppedError."""
+    def run(self, followed: tuple[FollowedModel, ...], verify_every_s: float) -> SyncReport:
+        """One pass, in which the files of registered versions are read that were not for so long (0: none). What fails
+        is in the report, and does not keep the others from being done. Raises StoppedError."""
         report = SyncReport()
         for one in followed:
             try:
-                self._sync(one, report, verify=verify)
-            except (ArtifactError, ImmutableVersionError, ClusterError) as error:
+                self._sync(one, report, verify_every_s)
+            except (ArtifactError, ClusterError, ValueError) as error:
+                # ValueError: the change of the route is refused.
                 report.fail(one.template.model, error)
                 log.warning("sync_failed", model=one.template.model, reason=str(error))
         return report
 
-    def _sync(self, followed: FollowedModel, report: SyncReport, *, verify: bool) -> None:
+    def _sync(self, followed: FollowedModel, report: SyncReport, verify_every_s: float) -> None:
         model = followed.template.model
         listed = self._registry.versions(followed.registered_model)
         plan = plan_sync(followed, listed, versions_of(self._control.read(), model))
@@ -216,8 +214,8 @@ class Syncer:
         found = self._reader.fetch_new(followed, plan.new, report)
         if found:
             self._publish(lambda published: proposed(followed, found, published, author_of("models sync")), report)
-        if verify:
-            self._reader.verify(model, plan.known, report)
+        if verify_every_s:
+            self._reader.verify(model, plan.known, verify_every_s, report)
 
     def _publish(self, decide: Callable[[Published], list[ModelRecord]], report: SyncReport) -> None:
         made: list[ModelRecord] = []

@@ -13,12 +13,16 @@ import numpy.typing as npt
 
 RESAMPLES = 2_000
 LEVEL = 0.95
+LEAST_RESAMPLED = 10
+"""A bootstrap of fewer scores would only repeat them, and give an interval that is far too narrow."""
+_MOST_ENUMERATED = 12
+"""Pairs whose signs are flipped in every way, 4,096 at most; those of more pairs at random."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeanScore:
     """The mean of the scores that there are, and its interval; ``count`` is their number. Without scores the mean is
-    None and the interval everything."""
+    None. Where there are too few for an interval it is everything that a mean can be."""
 
     mean: float | None
     low: float
@@ -35,7 +39,7 @@ class PairedComparison:
         better: those where the candidate's score is higher; ``worse``: lower.
         difference: mean of candidate less baseline, with its interval.
         p_value: of the hypothesis that there is no difference, two-sided.
-        is_exact: McNemar's exact test of scores of 0 and 1; else a bootstrap.
+        is_exact: whether the p-value counts all outcomes, rather than random ones.
     """
 
     pairs: int
@@ -60,14 +64,14 @@ class RatioOfMeans:
 
 def mean_score(scores: Sequence[float | None], *, level: float = LEVEL, seed: int = 0) -> MeanScore:
     """The mean with Wilson's interval (1927) if all scores are 0 or 1, and else a bootstrap percentile interval (Efron
-    1979). None is an example without a score."""
+    1979) of at least LEAST_RESAMPLED. None is an example without a score."""
     values = _scored(scores)
     if not values.size:
         return MeanScore(None, 0.0, 1.0, 0)
     if _is_binary(values):
         low, high = wilson_interval(int(values.sum()), values.size, level)
     else:
-        low, high = _percentiles(_resampled_means(values, seed), level)
+        low, high = _interval_of_mean(values, level, seed, least=0.0)
     return MeanScore(float(values.mean()), low, high, values.size)
 
 
@@ -86,7 +90,8 @@ def compare(
     baseline: Sequence[float | None], candidate: Sequence[float | None], *, level: float = LEVEL, seed: int = 0
 ) -> PairedComparison:
     """Compare scores of the same examples, in the same order: scores of 0 and 1 by McNemar's exact test (1947), others
-    by a paired bootstrap, which resamples examples.
+    by flipping the signs of differences (Fisher 1935, section 21), each as likely as not if there is no difference. The
+    interval is that of a paired bootstrap, which resamples examples, at least LEAST_RESAMPLED.
 
     Raises ValueError if there is no example with both scores, or the lengths differ.
     """
@@ -98,10 +103,10 @@ def compare(
     values = np.asarray(pairs, np.float64)
     differences = values[:, 1] - values[:, 0]
     better, worse = int((differences > 0).sum()), int((differences < 0).sum())
-    means = _resampled_means(differences, seed)
-    low, high = _percentiles(means, level)
-    is_exact = _is_binary(values)
-    p_value = mcnemar_p_value(better, worse) if is_exact else _bootstrap_p_value(means)
+    low, high = _interval_of_mean(differences, level, seed, least=-1.0)
+    is_binary = _is_binary(values)
+    p_value = mcnemar_p_value(better, worse) if is_binary else sign_flip_p_value(differences, seed)
+    is_exact = is_binary or better + worse <= _MOST_ENUMERATED
     return PairedComparison(len(pairs), better, worse, float(differences.mean()), low, high, p_value, is_exact)
 
 
@@ -136,10 +141,27 @@ def mcnemar_p_value(better: int, worse: int) -> float:
     return min(1.0, 2 * math.fsum(math.exp(one) for one in logs))
 
 
-def _bootstrap_p_value(means: npt.NDArray[np.float64]) -> float:
-    # The one more is the observed sample itself (Davison and Hinkley 1997, section 4.2).
-    smaller = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    return min(1.0, 2 * (smaller + 1) / (len(means) + 1))
+def sign_flip_p_value(differences: npt.NDArray[np.float64], seed: int = 0) -> float:
+    """Two-sided, of the hypothesis that each difference is as likely to have the other sign: exact for a few, and else
+    of RESAMPLES random choices of signs with the observed one (Davison and Hinkley 1997, section 4.2)."""
+    changed = differences[differences != 0]
+    # Sums that differ by rounding alone are the same.
+    observed = abs(changed.sum()) * (1 - 1e-9)
+    if len(changed) <= _MOST_ENUMERATED:
+        bits = np.arange(1 << len(changed))[:, None] >> np.arange(len(changed)) & 1
+        return float((abs((2 * bits - 1) @ changed) >= observed).mean())
+    random = np.random.default_rng(seed)
+    # One choice at a time, as resamples.
+    choices = (2 * random.integers(2, size=len(changed)) - 1 for _ in range(RESAMPLES))
+    as_large = sum(abs(signs @ changed) >= observed for signs in choices)
+    return float((as_large + 1) / (RESAMPLES + 1))
+
+
+def _interval_of_mean(values: npt.NDArray[np.float64], level: float, seed: int, *, least: float) -> tuple[float, float]:
+    """By a bootstrap; of too few values from ``least`` to 1, where a mean of scores or of differences always is."""
+    if len(values) < LEAST_RESAMPLED:
+        return min(least, float(values.min())), max(1.0, float(values.max()))
+    return _percentiles(_resampled_means(values, seed), level)
 
 
 def _resampled_means(values: npt.NDArray[np.float64], seed: int) -> npt.NDArray[np.float64]:

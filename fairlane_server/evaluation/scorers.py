@@ -1,7 +1,8 @@
 """Scores of single answers against what was expected, from 0 to 1. Pure.
 
-An answer that is wrong has the score 0. An example that cannot be scored, since what it expects is no pattern, no
-schema or of the wrong shape, has none: it says nothing of the model, and a mean leaves it out.
+An answer that is wrong has the score 0, also one of the wrong shape. An example that cannot be scored, since what it
+expects is no pattern, no schema or of the wrong shape, has none: it says nothing of the model, and a mean leaves it
+out.
 """
 
 import json
@@ -30,8 +31,8 @@ class ScorerName(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerScore:
-    """``value`` from 0 to 1; None if the example cannot be scored, for the ``reason``. The reason quotes nothing of the
-    answer."""
+    """``value`` from 0 to 1; None if the example cannot be scored. ``reason`` says why it cannot, or why the answer is
+    none that could be right; it quotes nothing of the answer."""
 
     value: float | None
     reason: str = ""
@@ -39,6 +40,10 @@ class AnswerScore:
 
 class _NotScorableError(Exception):
     """The example cannot be scored."""
+
+
+class _NoAnswerError(Exception):
+    """The answer is of the wrong shape."""
 
 
 def score(scorer: ScorerName, expected: Any, answer: Any, *, top: int | None = None) -> AnswerScore:
@@ -59,72 +64,79 @@ def score(scorer: ScorerName, expected: Any, answer: Any, *, top: int | None = N
     """
     try:
         if scorer is ScorerName.NDCG:
-            value = _ndcg(_numbers("expected", expected), _numbers("answer", answer), top)
+            value = _ndcg(_numbers(expected), answer, top)
         else:
             value = _SCORERS[scorer](expected, answer)
     except _NotScorableError as error:
         return AnswerScore(None, str(error))
+    except _NoAnswerError as error:
+        return AnswerScore(0.0, str(error))
     return AnswerScore(value)
 
 
 def _exact(expected: Any, answer: Any) -> float:
-    return float(_text("expected", expected).strip() == _text("answer", answer).strip())
+    return float(_text(expected).strip() == _answered_text(answer).strip())
 
 
 def _contains(expected: Any, answer: Any) -> float:
     texts = expected if isinstance(expected, list) else [expected]
     if not texts or not all(isinstance(text, str) and text for text in texts):
         raise _NotScorableError("expected: must be a text that is not empty, or several")
-    found = _text("answer", answer)
+    found = _answered_text(answer)
     return sum(text in found for text in texts) / len(texts)
 
 
 def _regex(expected: Any, answer: Any) -> float:
-    pattern, found = _text("expected", expected), _text("answer", answer)
+    pattern = _text(expected)
     try:
         check_pattern(pattern)
     except ValueError as error:
         raise _NotScorableError(f"expected: {error}") from None
     try:
-        return float(compiled(pattern).search(found) is not None)
+        return float(compiled(pattern).search(_answered_text(answer)) is not None)
     except UnicodeEncodeError:
-        raise _NotScorableError("answer: has half of a surrogate pair") from None
+        raise _NoAnswerError("answer: has half of a surrogate pair") from None
 
 
 def _json_schema(expected: Any, answer: Any) -> float:
-    schema = json.dumps(expected) if isinstance(expected, Mapping) else _text("expected", expected)
+    schema = json.dumps(expected) if isinstance(expected, Mapping) else _text(expected)
     try:
         check_schema(schema)
     except ValueError as error:
         raise _NotScorableError(f"expected: {error}") from None
     try:
-        return float(unmet(json.loads(_text("answer", answer)), schema) is None)
+        return float(unmet(json.loads(_answered_text(answer), parse_constant=_no_constant), schema) is None)
     except (ValueError, RecursionError):
         # No JSON, or nested too deeply for anybody to read.
         return 0.0
 
 
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no JSON")
+
+
 def _accuracy(expected: Any, answer: Any) -> float:
-    return float(_text("expected", expected) == _text("answer", answer))
+    return float(_text(expected) == _answered_text(answer))
 
 
 def _similarity(expected: Any, answer: Any) -> float:
-    one, other = _numbers("expected", expected), _numbers("answer", answer)
+    one = _numbers(expected)
+    if not any(one):
+        raise _NotScorableError("expected: the vector is zero")
+    other = _answered_numbers(answer)
     if len(one) != len(other):
-        raise _NotScorableError(f"answer: {len(other)} dimensions, and {len(one)} are expected")
+        raise _NoAnswerError(f"answer: {len(other)} dimensions, and {len(one)} are expected")
+    if not any(other):
+        raise _NoAnswerError("answer: the vector is zero")
     lengths = math.hypot(*one), math.hypot(*other)
-    if not all(lengths):
-        raise _NotScorableError("a vector is zero")
     # Scaled first: products of large numbers are infinite.
     cosine = math.fsum((a / lengths[0]) * (b / lengths[1]) for a, b in zip(one, other, strict=True))
     return min(1.0, max(0.0, cosine))
 
 
-def _ndcg(relevance: Sequence[float], scores: Sequence[float], top: int | None) -> float:
+def _ndcg(relevance: Sequence[float], answer: Any, top: int | None) -> float:
     """Järvelin and Kekäläinen 2002, with gains ``2 ** relevance - 1`` (Burges et al. 2005). Documents with one score
     share their ranks: each gets the mean of their discounts (McSherry and Najork 2008)."""
-    if len(relevance) != len(scores):
-        raise _NotScorableError(f"answer: {len(scores)} scores of {len(relevance)} documents")
     if top is not None and top < 1:
         raise _NotScorableError(f"top: {top} is less than 1")
     if not all(0 <= value <= _MOST_RELEVANCE for value in relevance):
@@ -134,6 +146,9 @@ def _ndcg(relevance: Sequence[float], scores: Sequence[float], top: int | None) 
     best = math.fsum(gain * _discount(rank, counted) for rank, gain in enumerate(sorted(gains, reverse=True)))
     if not best:
         raise _NotScorableError("expected: no document is relevant")
+    scores = _answered_numbers(answer)
+    if len(relevance) != len(scores):
+        raise _NoAnswerError(f"answer: {len(scores)} scores of {len(relevance)} documents")
     order = sorted(range(len(scores)), key=lambda place: -scores[place])
     total, rank = 0.0, 0
     for _, tied in groupby(order, key=lambda place: scores[place]):
@@ -148,16 +163,32 @@ def _discount(rank: int, counted: int) -> float:
     return 1.0 / math.log2(rank + 2) if rank < counted else 0.0
 
 
-def _text(name: str, value: Any) -> str:
-    if not isinstance(value, str):
-        raise _NotScorableError(f"{name}: must be a text")
-    return value
+def _text(expected: Any) -> str:
+    if not isinstance(expected, str):
+        raise _NotScorableError(f"expected: {_NO_TEXT}")
+    return expected
 
 
-def _numbers(name: str, value: Any) -> Sequence[float]:
-    if not isinstance(value, (list, tuple)) or not value or not all(_is_number(one) for one in value):
-        raise _NotScorableError(f"{name}: must be finite numbers, one at least")
-    return [float(one) for one in value]
+def _answered_text(answer: Any) -> str:
+    if not isinstance(answer, str):
+        raise _NoAnswerError(f"answer: {_NO_TEXT}")
+    return answer
+
+
+def _numbers(expected: Any) -> Sequence[float]:
+    if not _are_numbers(expected):
+        raise _NotScorableError(f"expected: {_NO_NUMBERS}")
+    return [float(one) for one in expected]
+
+
+def _answered_numbers(answer: Any) -> Sequence[float]:
+    if not _are_numbers(answer):
+        raise _NoAnswerError(f"answer: {_NO_NUMBERS}")
+    return [float(one) for one in answer]
+
+
+def _are_numbers(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(_is_number(one) for one in value)
 
 
 def _is_number(value: Any) -> bool:
@@ -172,5 +203,7 @@ _SCORERS: Mapping[ScorerName, Callable[[Any, Any], float]] = {
     ScorerName.ACCURACY: _accuracy,
     ScorerName.SIMILARITY: _similarity,
 }
+_NO_TEXT = "must be a text"
+_NO_NUMBERS = "must be finite numbers, one at least"
 _MOST_RELEVANCE = 100
 _LARGEST = 1e150

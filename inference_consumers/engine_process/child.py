@@ -91,13 +91,12 @@ class RunReport:
         if index not in self._open:
             raise RuntimeError(f"a second outcome of item {index}")
         self._open.remove(index)
-        finished = Finished(index, outcome)
         try:
-            msgspec.msgpack.encode(finished)
-        except (UnicodeEncodeError, OverflowError, TypeError):
-            finished = Finished(index, Failure(Code.ENGINE_ERROR, "the answer is not valid Unicode"))
+            msgspec.msgpack.encode(outcome)
+        except (UnicodeEncodeError, OverflowError, TypeError) as error:
+            outcome = Failure(Code.ENGINE_ERROR, f"the answer cannot be sent: {type(error).__name__}")
         self._computed_tokens += computed_tokens(outcome)
-        self._finished.append(finished)
+        self._finished.append(Finished(index, outcome))
 
     def step(self) -> None:
         """Send the collected reports; without any, a sign of life now and then."""

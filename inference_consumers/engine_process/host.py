@@ -25,7 +25,7 @@ from fairlane.records import ModelVersion
 from fairlane.settings import Settings
 from fairlane_server.artifacts.cache import CachedArtifact
 from fairlane_server.artifacts.digest import ArtifactError
-from fairlane_server.artifacts.source import StoppedError, StopWait
+from fairlane_server.artifacts.source import ArtifactUnavailableError, StoppedError, StopWait
 from fairlane_server.artifacts.store import ArtifactStore, artifact_store
 from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of
@@ -59,6 +59,7 @@ _OF_CLIENTS = ("AWS_", "PG")
 _SECRET = re.compile(r"PASSWORD|PASSWD|PASSPHRASE|SECRET|CREDENTIAL|API_?KEY|PRIVATE_?KEY|(?:^|_)TOKEN(?:_FILE)?$")
 _LOOK_EVERY_S = 0.2
 _LOAD_TIMEOUT_S = 900.0
+_FETCH_PATIENCE_S = 120.0
 _END_TIMEOUT_S = 5.0
 _STANDARD_ERROR = 2
 
@@ -79,7 +80,8 @@ class EngineListener(Protocol):
         """Its process is gone with all its runs; unless the host is closing, it is started again."""
 
     def engine_failed(self, host: "EngineHost", reason: str) -> None:
-        """It cannot be loaded, and is not tried again."""
+        """It cannot be loaded, and is not tried again; but for one whose files are at a source that is away, which is
+        loaded when they can be had."""
 
 
 class EngineHost:
@@ -95,9 +97,11 @@ class EngineHost:
         backoff: Backoff = Backoff(first_s=0.2, longest_s=10.0),  # noqa: B008 - frozen
         chance: Callable[[], float] = random.random,
         fetch: Callable[[StopWait], CachedArtifact] | None = None,
+        fetch_patience_s: float = _FETCH_PATIENCE_S,
     ) -> None:
         """The engine's process is this module in this Python interpreter. ``fetch`` gets the files of its model, with
-        credentials that it does not have itself; without it they are in the folder of models."""
+        credentials that it does not have itself; without it they are in the folder of models. While their source is
+        away it is asked again, and ``engine_failed`` is called after ``fetch_patience_s``."""
         self.spec = spec
         self.key = (spec.model.model, spec.model.version)
         self._python = python
@@ -106,6 +110,7 @@ class EngineHost:
         self._backoff = backoff
         self._chance = chance
         self._fetch = fetch
+        self._fetch_patience_s = fetch_patience_s
         self._closing = threading.Event()
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: Channel | None = None
@@ -182,13 +187,12 @@ class EngineHost:
 
     def _serve(self, listener: EngineListener) -> None:
         try:
-            with self._files():
+            with self._files(listener):
                 self._live(listener)
         except StoppedError:
             pass
         except ArtifactError as error:
-            metrics.ARTIFACT_FAILURES.labels(model=self.key[0], reason=type(error).__name__).inc()
-            listener.engine_failed(self, f"{self.key[0]}: {error}")
+            self._files_failed(error, listener)
         except Exception as error:  # noqa: BLE001 - a thread that ends must end the consumer, not leave it without engine
             why = f"its listener failed: {type(error).__name__}"
             self._ended_here = EngineEnd(EndKind.KILLED, why)
@@ -198,17 +202,36 @@ class EngineHost:
             listener.engine_failed(self, f"{self.key[0]}: {why}")
 
     @contextlib.contextmanager
-    def _files(self) -> Iterator[None]:
+    def _files(self, listener: EngineListener) -> Iterator[None]:
         """Have the files of the model on this machine meanwhile. Raises ArtifactError, StoppedError."""
         if self._fetch is None:
             yield
             return
-        artifact = self._fetch(self._closing.wait)
+        artifact = self._fetched(self._fetch, listener)
         try:
             self.spec = msgspec.structs.replace(self.spec, models_dir=str(artifact.path))
             yield
         finally:
             artifact.release()
+
+    def _fetched(self, fetch: Callable[[StopWait], CachedArtifact], listener: EngineListener) -> CachedArtifact:
+        began_s, tries, is_reported = monotonic(), 0, False
+        while True:
+            try:
+                return fetch(self._closing.wait)
+            except ArtifactUnavailableError as error:
+                tries += 1
+                log.warning("artifact_unavailable", model=self.key[0], version=self.key[1], reason=str(error))
+                if not is_reported and monotonic() - began_s >= self._fetch_patience_s:
+                    # Others can be loaded meanwhile.
+                    is_reported = True
+                    self._files_failed(error, listener)
+            if self._closing.wait(self._backoff.delay_s(tries, self._chance())):
+                raise StoppedError
+
+    def _files_failed(self, error: ArtifactError, listener: EngineListener) -> None:
+        metrics.ARTIFACT_FAILURES.labels(model=self.key[0], reason=type(error).__name__).inc()
+        listener.engine_failed(self, f"{self.key[0]}: {error}")
 
     def _live(self, listener: EngineListener) -> None:
         # The process is started here and nowhere else: the kernel ends it with the thread that started it.
@@ -343,14 +366,26 @@ def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[Eng
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
     """The environment without the settings and the files that hold some, without what clients of storage and Postgres
-    read, and without other secrets by their names: a process that runs a stranger's model gets no address, user or
-    password of ours."""
+    read, without proxies that need a user, and without other secrets by their names: a process that runs a stranger's
+    model gets no address, user or password of ours."""
     ours = {name.upper() for name in Settings.model_fields}
-    return {name: value for name, value in environment.items() if not _is_ours(name.upper(), ours)}
+    return {name: value for name, value in environment.items() if not _is_ours(name.upper(), value, ours)}
 
 
-def _is_ours(name: str, settings: Set[str]) -> bool:
-    return name.removesuffix("_FILE") in settings or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
+def _is_ours(name: str, value: str, settings: Set[str]) -> bool:
+    is_setting = name in settings or name.removesuffix("_FILE") in settings
+    has_user = name.endswith("_PROXY") and "@" in value
+    return is_setting or has_user or name.startswith(_OF_CLIENTS) or _SECRET.search(name) is not None
+
+
+def settings_below(settings: Settings, model: ModelVersion) -> list[str]:
+    """The settings that are below what models.yaml says of the version: of both the smaller one counts. For a version
+    on other servers they leave servers idle."""
+    limits = {
+        "MAX_BATCH_SIZE": (settings.max_batch_size, model.max_batch_size),
+        "MAX_BATCH_TOKENS": (settings.max_batch_tokens, model.max_batch_tokens),
+    }
+    return [name for name, (ours, of_version) in limits.items() if ours < of_version]
 
 
 def _engine_host(
@@ -361,6 +396,8 @@ def _engine_host(
     endpoints: ModelEndpoints | None,
 ) -> EngineHost:
     is_simulated = settings.engine == "simulated"
+    if endpoints is not None and (names := settings_below(settings, model)):
+        log.warning("remote_version_cut", model=model.model, version=model.version, raise_settings=names)
     spec = EngineSpec(
         model,
         str(settings.models_dir.absolute()),

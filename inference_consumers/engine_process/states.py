@@ -277,7 +277,7 @@ class EngineStates:
         return items > 0 and tokens > 0 and not any(run.alone for run in self.runs.of(key))
 
 
-def engine_items(work: Sequence[ReceivedWork]) -> list[EngineItem]:
+def engine_items(work: Sequence[ReceivedWork], now_ms: int) -> list[EngineItem]:
     return [
         EngineItem(
             item_id=one.item.request.request_id,
@@ -288,6 +288,7 @@ def engine_items(work: Sequence[ReceivedWork]) -> list[EngineItem]:
             max_prompt_tokens=one.item.max_prompt_tokens,
             history=one.item.history,
             is_turn=one.item.request.conversation_id is not None,
+            time_left_s=(one.item.deadline_at_ms - now_ms) / 1_000,
         )
         for one in work
     ]

@@ -84,6 +84,7 @@ class EngineItem:
 
     ``max_prompt_tokens`` is the tenant's own bound on its prompts, beside the context of the model. ``history`` is what
     was said in the conversation before the input, oldest first; ``is_turn`` says that there is a conversation.
+    ``time_left_s`` is the time to its deadline when it was given to the engine; None: it has no deadline.
     """
 
     item_id: str
@@ -94,6 +95,7 @@ class EngineItem:
     max_prompt_tokens: int | None = None
     history: tuple[Message, ...] = ()
     is_turn: bool = False
+    time_left_s: float | None = None
 
 
 class Success(msgspec.Struct, frozen=True, tag=True):
@@ -107,13 +109,15 @@ class Success(msgspec.Struct, frozen=True, tag=True):
 class Failure(msgspec.Struct, frozen=True, tag=True):
     """The item failed by itself; its neighbours in the batch did not.
 
-    ``transient`` says that another try may succeed: the reason was not in the item.
+    ``transient`` says that another try may succeed: the reason was not in the item. ``untried`` says that no try was
+    made: what the engine needs is away or busy.
     """
 
     code: Code
     message: str
     field: str | None = None
     transient: bool = False
+    untried: bool = False
 
 
 NOT_FINITE = Failure(Code.ENGINE_ERROR, "the model computed a value that is not a finite number")

@@ -2,7 +2,8 @@
 
 A failure is isolated to its item: after a failed batch the engine runs its halves, down to the item that fails alone;
 after the death of an engine the batch runs once more, then its items one by one, so that the item that kills engines is
-found. A transient failure is retried up to three times within its deadline.
+found. A transient failure is retried up to three times within its deadline. An item that was not even tried, because
+the servers of its engine were away, is retried until its deadline: an outage must not turn a queue into failures.
 
 An item is poison only by proof: it ran alone, and the engine failed on it, or ended in a way that only the item can
 have caused (``engine_process/failures.py``). Failures beside other items, or caused from outside, make it run again and
@@ -55,6 +56,8 @@ MAX_ENDS = 5
 Beside others it is in two of them at most, so that an innocent one outlives two ends from outside in any case."""
 
 _BACKOFF = Backoff(first_s=0.1, longest_s=2.0)
+_UNTRIED_REST_S = 2.0
+"""Before an item that was not tried comes again; shortened at random like a backoff."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +123,8 @@ def after_death(work: Sequence[ReceivedWork], end: EngineEnd, *, alone: bool) ->
 
 def after_failure(work: ReceivedWork, failure: Failure, now_ms: int, chance: float) -> Verdict:
     """An item failed by itself: another try when that may help, or else its answer."""
+    if failure.untried:
+        return _untried(work, failure.message, now_ms, chance)
     if failure.transient:
         return _tried((work,), failure.message, now_ms, chance)
     item = work.item
@@ -168,6 +173,13 @@ def _can_run(again: Again, runnable: Set[ModelKey], idle: Set[ModelKey]) -> bool
     return again.model_key in (idle if again.alone else runnable)
 
 
+def _untried(work: ReceivedWork, why: str, now_ms: int, chance: float) -> Verdict:
+    next_at_ms = now_ms + int(1_000 * _UNTRIED_REST_S * (1 - _BACKOFF.jitter * chance))
+    if next_at_ms >= work.item.deadline_at_ms:
+        return Verdict(failed=((work, _too_late(why)),))
+    return Verdict((Again((work,), next_at_ms),))
+
+
 def _tried(work: Sequence[ReceivedWork], why: str, now_ms: int, chance: float) -> Verdict:
     again: list[Again] = []
     failed: list[tuple[ReceivedWork, Failure]] = []
@@ -177,11 +189,14 @@ def _tried(work: Sequence[ReceivedWork], why: str, now_ms: int, chance: float) -
         if tries >= MAX_TRIES:
             failed.append((one, Failure(Code.RETRIES_EXHAUSTED, f"{why}; it was tried {tries} times")))
         elif next_at_ms >= one.item.deadline_at_ms:
-            too_late = f"{why}; its deadline leaves no time for another try"
-            failed.append((one, Failure(Code.RETRIES_EXHAUSTED, too_late)))
+            failed.append((one, _too_late(why)))
         else:
             again.append(Again((replace(one, transient_failures=tries),), next_at_ms))
     return Verdict(_grouped(again), tuple(failed))
+
+
+def _too_late(why: str) -> Failure:
+    return Failure(Code.RETRIES_EXHAUSTED, f"{why}; its deadline leaves no time for another try")
 
 
 def _grouped(again: Sequence[Again]) -> tuple[Again, ...]:

@@ -15,9 +15,10 @@ import pytest
 
 from fairlane.backoff import Backoff
 from fairlane.records import ModelVersion, Parameters, RequestInput
+from fairlane.settings import Settings
 from fairlane_server.artifacts.cache import CachedArtifact
 from fairlane_server.artifacts.digest import ArtifactError
-from fairlane_server.artifacts.source import StoppedError, StopWait
+from fairlane_server.artifacts.source import ArtifactUnavailableError, StoppedError, StopWait
 from inference_consumers.engine_process.failures import EndKind, EngineEnd
 from inference_consumers.engine_process.host import (
     MAX_DEATHS_WHILE_LOADING,
@@ -363,6 +364,43 @@ def test_an_engine_whose_files_cannot_be_used_is_not_started() -> None:
     host.close(WAIT_S)
 
 
+@pytest.mark.parametrize("patience_s", [60.0, 0.0])
+def test_a_source_that_is_away_for_a_moment_costs_no_version(tmp_path: Path, patience_s: float) -> None:
+    origin, cache, heard = write_files(tmp_path / "origin", FILES), cache_of(tmp_path / "cache"), Heard()
+    left = [ArtifactUnavailableError("the source is away")] * 2
+
+    def fetch(stop: StopWait) -> CachedArtifact:
+        if left:
+            raise left.pop()
+        return cached(cache, origin, stop=stop)
+
+    environment = without_settings(os.environ)
+    host = EngineHost(FAST, sys.executable, environment, backoff=QUICK, fetch=fetch, fetch_patience_s=patience_s)
+    host.start(heard)
+    try:
+        if not patience_s:
+            assert heard.next() == "failed: m: the source is away"
+        assert heard.loaded()[1] == 1
+    finally:
+        host.close(WAIT_S)
+    assert heard.told.empty()
+
+
+def test_a_wait_for_a_source_ends_with_the_host() -> None:
+    asked = threading.Event()
+
+    def fetch(_stop: StopWait) -> CachedArtifact:
+        asked.set()
+        raise ArtifactUnavailableError("the source is away")
+
+    heard = Heard()
+    host = EngineHost(FAST, "/no/such/python", os.environ, backoff=Backoff(600.0, 600.0), fetch=fetch)
+    host.start(heard)
+    assert asked.wait(WAIT_S)
+    host.close(WAIT_S)
+    assert heard.told.empty()
+
+
 def test_a_host_that_is_closed_ends_the_download() -> None:
     begun = threading.Event()
 
@@ -390,10 +428,17 @@ def test_no_setting_reaches_the_process(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("postgres_dsn", "secret")
     for name in OF_OTHERS:
         monkeypatch.setenv(name, "secret")
+    for name in ("HTTP_PROXY", "https_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://user:secret@proxy.example:8080")
+    monkeypatch.setenv("FTP_PROXY", "http://proxy.example:8080")
+    for name in Settings.model_fields:
+        if name.endswith("_file"):
+            monkeypatch.setenv(name.upper(), "/secret")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
     left = without_settings(os.environ)
-    assert "secret" not in left.values()
+    assert not any("secret" in value for value in left.values())
+    assert left["FTP_PROXY"] == "http://proxy.example:8080"
     assert left["CUDA_VISIBLE_DEVICES"] == "3"
     assert left["TOKENIZERS_PARALLELISM"] == "false"
     assert left["PATH"] == os.environ["PATH"]

@@ -3,13 +3,17 @@
 What every engine promises is in ``test_remote_engines.py``, real servers in ``test_remote_servers.py``.
 """
 
+import itertools
 import json
+import math
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,7 @@ from fairlane.outcomes import Code, FinishReason
 from fairlane.records import LabelScore, Message, ModelVersion, Parameters, Passage, RequestInput, TokenUsage
 from inference_consumers.engines.prompts import PassagesTemplate
 from inference_consumers.engines.protocol import (
+    NOT_FINITE,
     CancelledItem,
     ContinuousEngine,
     EngineItem,
@@ -33,6 +38,7 @@ from inference_consumers.engines.protocol import (
     run_batch,
 )
 from inference_consumers.engines.registry import create_engine
+from inference_consumers.engines.remote import connection
 from inference_consumers.engines.remote.endpoints import ModelEndpoint, ModelEndpoints
 from inference_consumers.engines.remote.engine import RemoteEngine
 from tests.kit.model_servers import (
@@ -48,6 +54,7 @@ from tests.kit.waiting import eventually
 
 PROJECT = Path(__file__).parents[2]
 PATIENCE_S = 30.0
+NESTED = b"[" * 100_000 + b"]" * 100_000
 TASKS = {"openai-endpoint": ("generate", "embed", "rank"), "v2-endpoint": ("classify", "embed", "rank")}
 
 
@@ -113,6 +120,9 @@ def embed(*texts: str) -> EngineItem:
 
 def rank(query: str, *documents: str) -> EngineItem:
     return EngineItem("rank", "rank", RequestInput(query=query, documents=documents), Parameters())
+
+
+PICTURE = EngineItem("picture", "classify", RequestInput(image=bytes(20)), Parameters())
 
 
 def joined(engine: ContinuousEngine, *items: EngineItem) -> Outcomes:
@@ -215,14 +225,18 @@ def test_without_a_count_of_the_server_tokens_are_counted_here(folder: Path) -> 
         (400, {"error": {"message": "secret prompt", "param": "top_p"}}, Code.INVALID, "parameters.top_p"),
         (422, {"detail": "secret prompt"}, Code.INVALID, "input"),
         (400, "no object", Code.INVALID, "input"),
+        (400, b'{"error": "ung\xfcltig"}', Code.INVALID, "input"),
+        (400, b'{"error": ' + NESTED + b"}", Code.INVALID, "input"),
     ],
+    ids=lambda value: str(value)[:40],
 )
 def test_a_refusal_of_an_item_is_its_outcome_and_not_held_against_the_server(
     folder: Path, status: int, document: Any, code: Code, field: str
 ) -> None:
     with openai(folder, 2) as (engine, servers):
         for server in servers:
-            server.scripted = [ScriptedAnswer(status, json.dumps(document).encode()) for _ in range(8)]
+            body = document if isinstance(document, bytes) else json.dumps(document).encode()
+            server.scripted = [ScriptedAnswer(status, body) for _ in range(8)]
         outcomes = run_batch(engine, [chat(f"item {number}") for number in range(8)])
         assert sum(len(server.requests) for server in servers) == 8
         assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
@@ -248,16 +262,85 @@ def test_a_refusal_of_an_item_is_its_outcome_and_not_held_against_the_server(
         ScriptedAnswer(200, headers={"Content-Encoding": "gzip"}),
         ScriptedAnswer(cut_after=0),
         ScriptedAnswer(cut_after=3),
+        ScriptedAnswer(503, headers={"Retry-After": "Mon, 01 Jan 99999999999999 00:00:00 GMT"}),
+        ScriptedAnswer(200, b"data: " + NESTED + b"\n\n"),
+        ScriptedAnswer(200, b'data: {"error": ' + NESTED + b"}\n\n"),
+        ScriptedAnswer(200, b'data: {"choices": [{"text": "\xff"}]}\n\n'),
     ],
-    ids=str,
+    ids=lambda answer: str(answer)[:60],
 )
 def test_what_one_endpoint_does_not_answer_another_one_does(folder: Path, answer: ScriptedAnswer) -> None:
+    deaths: list[BaseException] = []
     with openai(folder, 2) as (engine, servers):
+        engine.watch(deaths.append)
         servers[0].scripted, servers[1].scripted = [answer], []
         outcomes = run_batch(engine, [chat("one"), chat("two")])
         assert not servers[0].scripted
         assert sum(sample(engine, "fairlane_endpoint_failures_total").values()) == 1
     assert all(isinstance(outcome, Success) for outcome in outcomes), outcomes
+    assert deaths == []
+
+
+def v2_answer(shape: str, data: str) -> bytes:
+    """An embedding with this shape and this data."""
+    tensor = f'{{"name": "embedding", "shape": {shape}, "datatype": "FP32", "data": {data}}}'
+    return f'{{"model_name": "tiny", "outputs": [{tensor}]}}'.encode()
+
+
+@pytest.mark.parametrize(
+    ("engine_name", "server_type", "bodies"),
+    [
+        (
+            "v2-endpoint",
+            V2ModelServer,
+            [
+                v2_answer(str([1] * 100), "[0.5]"),
+                v2_answer(f"[0, {10**24}]", "[]"),
+                v2_answer("[1, 1]", f"[{'9' * 400}]"),
+                v2_answer("[1, 1]", NESTED.decode()),
+                b'{"outputs": ' + NESTED + b"}",
+            ],
+        ),
+        (
+            "openai-endpoint",
+            OpenAiModelServer,
+            [
+                b'{"data": ' + NESTED + b"}",
+                b'{"data": [{"index": 0, "embedding": [1.0, 2.0, 3.0]}]}',
+                b'{"data": [{"index": 0, "embedding": []}]}',
+            ],
+        ),
+    ],
+    ids=["v2-endpoint", "openai-endpoint"],
+)
+def test_numbers_that_cannot_be_read_fail_one_item_and_not_the_engine(
+    folder: Path, engine_name: str, server_type: Callable[[], ModelServer], bodies: list[bytes]
+) -> None:
+    deaths: list[BaseException] = []
+    server = server_type()
+    with model_server(server):
+        # A call for each text: the next answer is a good one, with 8 dimensions.
+        spec = spec_for(folder, engine_name, [server.url], ("embed", "rank"), max_rows=1)
+        with loaded(spec) as engine:
+            engine.watch(deaths.append)
+            for body, item in itertools.product(bodies, (embed("one", "two"), rank("one", "two"))):
+                server.scripted = [ScriptedAnswer(body=body)]
+                bad, good = run_batch(engine, [item])[0], run_batch(engine, [item])[0]
+                assert isinstance(bad, Failure)
+                assert bad.transient, bad
+                assert isinstance(good, Success)
+    assert deaths == []
+
+
+def test_a_check_with_an_answer_that_cannot_be_read_is_a_failed_check(folder: Path) -> None:
+    deaths: list[BaseException] = []
+    with openai(folder, 1) as (engine, [server]):
+        engine.watch(deaths.append)
+        server.check_body = NESTED
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {1.0}, PATIENCE_S, "ejected")
+        server.check_body = None
+        eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {0.0}, PATIENCE_S, "back")
+    assert deaths == []
 
 
 def test_a_stream_that_breaks_after_its_first_text_is_not_begun_again_elsewhere(folder: Path) -> None:
@@ -291,25 +374,73 @@ def test_a_busy_endpoint_rests_as_long_as_it_asks_for(folder: Path, status: int)
     with openai(folder, 2) as (engine, servers):
         for server in servers:
             server.scripted = [ScriptedAnswer(status, headers={"Retry-After": "3600"})]
-        run_batch(engine, [chat("one")])
-        servers[0].requests.clear()
-        servers[1].requests.clear()
-        resting = joined(engine, chat("two"))
+        resting = joined(engine, chat("one"))
+        eventually(lambda: [len(server.requests) for server in servers] == [1, 1], PATIENCE_S, "both are asked")
         eventually(lambda: sample(engine, "fairlane_endpoint_waiting") == {"": 1.0}, PATIENCE_S, "the item waits")
-        assert [server.requests for server in servers] == [[], []]
+        more = joined(engine, chat("two"))
+        eventually(lambda: sample(engine, "fairlane_endpoint_waiting") == {"": 2.0}, PATIENCE_S, "another one too")
+        assert [len(server.requests) for server in servers] == [1, 1]
         assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
-        engine.cancel(["two"])
-        assert results(resting, 1) == [CancelledItem(TokenUsage())]
+        engine.cancel(["one", "two"])
+        assert results(resting, 1) == results(more, 1) == [CancelledItem(TokenUsage())]
 
 
-def test_endpoints_that_are_away_come_back_and_nobody_is_told_of_a_death(folder: Path) -> None:
+@pytest.mark.parametrize("asked_s", ["0", None])
+def test_an_item_waits_for_the_only_endpoint_while_it_is_busy(folder: Path, asked_s: str | None) -> None:
+    headers = {} if asked_s is None else {"Retry-After": asked_s}
+    with openai(folder) as (engine, [server]):
+        server.scripted = [ScriptedAnswer(429, headers=headers)] * 4
+        server.gate.clear()
+        items = joined(engine, chat("one"), chat("two"), chat("three"))
+        eventually(lambda: not server.scripted, PATIENCE_S, "four refusals")
+        assert server.peak <= 3
+        eventually(lambda: server.active == 1, PATIENCE_S, "one item is at the endpoint")
+        server.gate.set()
+        assert all(isinstance(outcome, Success) for outcome in results(items, 3))
+        # Three at once, a fourth try alone, and then all three.
+        assert len(server.requests) == 7
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}
+
+
+def test_a_server_that_is_busy_between_two_calls_of_an_item_has_used_up_a_try(folder: Path) -> None:
+    server = OpenAiModelServer()
+    with (
+        model_server(server),
+        loaded(spec_for(folder, "openai-endpoint", [server.url], ("embed",), max_rows=1)) as engine,
+    ):
+        server.requests.clear()
+        vector = json.dumps({"data": [{"index": 0, "embedding": [0.5] * 8}]}).encode()
+        server.scripted = [ScriptedAnswer(body=vector), ScriptedAnswer(429)]
+        [outcome] = run_batch(engine, [embed("one", "two", "three")])
+        assert len(server.requests) == 2
+    assert isinstance(outcome, Failure)
+    assert (outcome.transient, outcome.untried) == (True, False)
+
+
+def test_an_item_that_reached_no_server_was_not_tried(folder: Path) -> None:
+    server = OpenAiModelServer()
+    with ExitStack() as stack:
+        up = stack.enter_context(ExitStack())
+        up.enter_context(model_server(server))
+        # Checks that are long in coming: the items find out.
+        spec = spec_for(folder, "openai-endpoint", [server.url], ("generate",), health_interval_s=300.0)
+        engine = stack.enter_context(loaded(spec))
+        up.close()
+        outcomes = [run_batch(engine, [chat("one")])[0] for _ in range(6)]
+    failures = [outcome for outcome in outcomes if isinstance(outcome, Failure)]
+    assert [(one.transient, one.untried) for one in failures] == [(True, True)] * 6
+    assert "ConnectError" in failures[0].message
+    assert failures[-1].message == "no endpoint is healthy"
+
+
+def test_endpoints_that_are_away_come_back_and_the_engine_lives_on(folder: Path) -> None:
     deaths: list[BaseException] = []
     with openai(folder, 1) as (engine, [server]):
         engine.watch(deaths.append)
         server.check_status = 500
         eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {1.0}, PATIENCE_S, "ejected")
         [outcome] = run_batch(engine, [chat("one")])
-        assert outcome == Failure(Code.ENGINE_ERROR, "no endpoint is healthy", transient=True)
+        assert outcome == Failure(Code.ENGINE_ERROR, "no endpoint is healthy", transient=True, untried=True)
         assert server.requests == []
         server.check_status = 200
         eventually(lambda: set(sample(engine, "fairlane_endpoint_ejected").values()) == {0.0}, PATIENCE_S, "back")
@@ -375,6 +506,53 @@ def test_an_answer_that_stalls_is_given_up_and_asked_for_elsewhere(folder: Path)
         labels = sample(engine, "fairlane_endpoint_failures_total")
         assert sorted(labels.values()) == [0, 1]
     assert all(isinstance(outcome, Success) for outcome in outcomes)
+
+
+def test_comments_that_keep_a_connection_open_are_no_part_of_an_answer(folder: Path) -> None:
+    with openai(folder, 1, idle_timeout_s=0.5) as (engine, [server]):
+        # After its first event, and a comment every 10 ms.
+        server.gate.clear()
+        outcomes = joined(engine, chat("one", stream=True))
+        [outcome] = results(outcomes, 1)
+        eventually(lambda: server.disconnected == 1, PATIENCE_S, "the connection is closed")
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {1}
+    assert isinstance(outcome, Failure)
+    assert outcome.message == "the server gave no answer: no part of its answer within 0.5 s"
+    assert len(outcomes.texts[0]) == 1
+
+
+def test_no_server_is_asked_after_the_deadline_of_an_item(folder: Path) -> None:
+    with openai(folder, 2) as (engine, servers):
+        for server in servers:
+            server.gate.clear()
+        late, early = replace(chat("late"), time_left_s=0.0), replace(chat("early"), time_left_s=0.5)
+        outcomes = run_batch(engine, [late, early])
+        asked = [request["messages"][0]["content"] for server in servers for request in server.requests]
+        assert asked == ["early"]
+        assert set(sample(engine, "fairlane_endpoint_failures_total").values()) == {0}, "no fault of an endpoint"
+        assert set(sample(engine, "fairlane_endpoint_outstanding").values()) == {0}
+    for outcome, untried in zip(outcomes, (True, False), strict=True):
+        assert isinstance(outcome, Failure)
+        assert (outcome.transient, outcome.untried) == (True, untried)
+
+
+def test_the_wait_for_an_endpoint_ends_with_the_deadline(folder: Path) -> None:
+    endpoint_of = partial(ModelEndpoint, max_concurrent=1)
+    server = OpenAiModelServer()
+    with (
+        model_server(server),
+        loaded(spec_for(folder, "openai-endpoint", [endpoint_of(server.url)], ("generate",))) as engine,
+    ):
+        server.requests.clear()
+        server.gate.clear()
+        first = joined(engine, chat("first"))
+        eventually(lambda: server.active == 1, PATIENCE_S, "the endpoint is full")
+        [outcome] = run_batch(engine, [replace(chat("second"), time_left_s=0.3)])
+        server.gate.set()
+        assert isinstance(results(first, 1)[0], Success)
+        assert len(server.requests) == 1
+    assert isinstance(outcome, Failure)
+    assert outcome.untried
 
 
 def test_whatever_the_servers_do_every_item_gets_one_outcome(folder: Path) -> None:
@@ -463,10 +641,16 @@ def test_pictures_are_classified_by_the_labels_of_the_folder(folder: Path) -> No
         (b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "BYTES", "data": ["x"]}]}', "floating point"),
         (b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "FP32", "data": ["x"]}]}', "other data"),
         (b"[]", "not what the Open Inference Protocol answers"),
-        (
-            b'{"outputs": [{"name": "embedding", "shape": [1], "datatype": "FP32", "data": [NaN]}]}',
-            "not a finite number",
-        ),
+        (v2_answer("[1, 1]", "[NaN]"), "not a finite number"),
+        (v2_answer("[1, 1]", "[-Infinity]"), "not a finite number"),
+        (v2_answer("[1, 1]", "[1e999]"), "not a finite number|not what the Open"),
+        (v2_answer("[1, 1]", "[null]"), "not a finite number"),
+        (v2_answer("[1, 2]", "[[0.5, null]]"), "not a finite number"),
+        (v2_answer("[1, 1]", '["nan"]'), "other data"),
+        (v2_answer("[1, 1]", '["inf"]'), "other data"),
+        (v2_answer("[1, 1]", '["0.5"]'), "other data"),
+        (v2_answer("[1, 1]", "[true]"), "other data"),
+        (v2_answer("[1, 1]", '[{"a": 1}]'), "other data"),
     ],
 )
 def test_an_answer_that_is_none_is_a_failure(folder: Path, body: bytes, message: str) -> None:
@@ -475,8 +659,65 @@ def test_an_answer_that_is_none_is_a_failure(folder: Path, body: bytes, message:
         server.scripted = [ScriptedAnswer(body=body)]
         [outcome] = run_batch(engine, [embed("one")])
     assert isinstance(outcome, Failure)
-    assert message in outcome.message
+    assert re.search(message, outcome.message)
     assert outcome.code == Code.ENGINE_ERROR
+    assert outcome.transient != (outcome == NOT_FINITE)
+
+
+@pytest.mark.parametrize(
+    ("item", "name", "shape", "is_good"),
+    [
+        (embed("one", "two"), "embedding", [2, 3], True),
+        (embed("one", "two"), "embedding", [3, 2], False),
+        (embed("one", "two"), "embedding", [6], False),
+        (embed("one", "two"), "embedding", [2, 1, 3], False),
+        (embed("one", "two"), "embedding", [2, 0], False),
+        (rank("q", "one", "two"), "score", [2], True),
+        (rank("q", "one", "two"), "score", [2, 1], True),
+        (rank("q", "one", "two"), "score", [1, 2], False),
+        (rank("q", "one", "two"), "score", [2, 2], False),
+        (PICTURE, "logits", [10], True),
+        (PICTURE, "logits", [1, 10], True),
+        (PICTURE, "logits", [10, 1], False),
+        (PICTURE, "logits", [2, 5], False),
+    ],
+    ids=str,
+)
+def test_the_shape_of_an_answer_is_that_of_its_task(
+    folder: Path, item: EngineItem, name: str, shape: list[int], is_good: bool
+) -> None:
+    tensor = {"name": name, "shape": shape, "datatype": "FP32", "data": [0.5] * math.prod(shape)}
+    server = V2ModelServer()
+    with model_server(server), loaded(spec_for(folder, "v2-endpoint", [server.url], (item.task,))) as engine:
+        server.scripted = [ScriptedAnswer(body=json.dumps({"outputs": [tensor]}).encode())]
+        [outcome] = run_batch(engine, [item])
+    assert isinstance(outcome, Success if is_good else Failure), outcome
+    assert not isinstance(outcome, Failure) or outcome.transient
+
+
+def test_names_that_contain_those_of_numbers_do_no_harm(folder: Path) -> None:
+    body = v2_answer("[1, 2]", "[0.5, 1]").replace(b"tiny", b"NaNo-Infinity")
+    server = V2ModelServer()
+    with model_server(server), loaded(spec_for(folder, "v2-endpoint", [server.url], ("embed",))) as engine:
+        server.scripted = [ScriptedAnswer(body=body)]
+        [outcome] = run_batch(engine, [embed("one")])
+    assert isinstance(outcome, Success)
+    assert outcome.output.embeddings == ((0.5, 1.0),)
+
+
+@pytest.mark.parametrize("is_stream", [False, True])
+def test_an_answer_without_end_is_left(folder: Path, is_stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "MOST_ANSWER_BYTES", 10_000)
+    event = b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'
+    server = OpenAiModelServer()
+    with (
+        model_server(server),
+        loaded(spec_for(folder, "openai-endpoint", [server.url], ("generate", "embed"))) as engine,
+    ):
+        server.scripted = [ScriptedAnswer(body=event * 300 if is_stream else b"[" + b" " * 10_000)]
+        [outcome] = run_batch(engine, [chat("one") if is_stream else embed("one")])
+    assert isinstance(outcome, Failure)
+    assert outcome.message == "the server gave no answer: its answer is longer than 10000 bytes"
 
 
 # --- loading ----------------------------------------------------------------------------------------------------

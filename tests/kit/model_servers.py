@@ -47,6 +47,8 @@ class ModelServer:
     headers: list[dict[str, str]] = field(default_factory=list)
     scripted: list[ScriptedAnswer] = field(default_factory=list)
     check_status: int = 200
+    check_body: bytes | None = None
+    """What a GET gets in place of a document."""
     gate: threading.Event = field(default_factory=threading.Event)
     active: int = 0
     peak: int = 0
@@ -159,7 +161,7 @@ def _handler(served: ModelServer) -> type[BaseHTTPRequestHandler]:
 
         def do_GET(self) -> None:
             status, document = served.check(self.path)
-            self._send(status, json.dumps(document).encode(), {})
+            self._send(status, json.dumps(document).encode() if served.check_body is None else served.check_body, {})
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

@@ -2,6 +2,7 @@
 
 import json
 import threading
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -11,9 +12,12 @@ ROOT = "mlflow-artifacts:/0/r/artifacts/model"
 
 
 class StubRegistry:
-    """Answers by the last part of the path: JSON values, functions of the query, or a status with bytes and headers."""
+    """Answers by the last part of the path: JSON values, functions of the query, or a status with bytes and headers.
+    While ``drips`` is set, a body comes a byte every 20 ms."""
 
     def __init__(self) -> None:
+        self.drips = threading.Event()
+        self.closing = threading.Event()
         self.answers: dict[str, Any] = {
             "get": VERSION,
             "alias": VERSION,
@@ -37,7 +41,12 @@ class StubRegistry:
                     self.send_header(header, value)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                pieces = [body[at : at + 1] for at in range(len(body))] if registry.drips.is_set() else [body]
+                with suppress(ConnectionError):
+                    for piece in pieces:
+                        self.wfile.write(piece)
+                        if len(pieces) > 1:
+                            registry.closing.wait(0.02)
 
             def log_message(self, *_: object) -> None:
                 """Quiet."""
@@ -48,5 +57,6 @@ class StubRegistry:
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
 
     def close(self) -> None:
+        self.closing.set()
         self._server.shutdown()
         self._server.server_close()

@@ -10,6 +10,8 @@
   probe: it decides whether the endpoint is back. Checks at an interval eject one that is idle as well, and keep a probe
   from one that is not ready. Unlike Envoy there is no panic mode: with all endpoints ejected nothing is chosen, since
   work is safe in its queue, and a server that comes back gets one probe at first.
+- *Rest*: an endpoint that says it is busy gets nothing for a while, and then one item: the others follow when it is
+  answered. All that waited at once would be refused again.
 """
 
 from collections.abc import Collection, Sequence
@@ -35,7 +37,7 @@ class AttemptEnd(Enum):
     BUSY = auto()
     """The endpoint asked to be left alone for a while."""
     ABANDONED = auto()
-    """The item was cancelled."""
+    """The item was cancelled, or its time was over."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,8 +49,9 @@ class Attempt:
 
 @dataclass(slots=True)
 class EndpointState:
-    """``credit`` is that of round robin; ``probe`` the item that decides whether an ejected endpoint is back.
-    ``attempts`` and ``failures`` count since the start."""
+    """``credit`` is that of round robin; ``probe`` the item that decides whether an endpoint that was ejected or busy
+    is back, and ``was_busy`` says that nothing was answered since. ``attempts`` and ``failures`` count since the
+    start."""
 
     weight: int
     max_concurrent: int
@@ -56,6 +59,7 @@ class EndpointState:
     outstanding: int = 0
     credit: int = 0
     rests_until_ms: float = 0.0
+    was_busy: bool = False
     failed_checks: int = FAILED_CHECKS - 1
     probe: Attempt | None = None
     attempts: int = 0
@@ -94,6 +98,7 @@ class EndpointBalancer:
             for index, state in enumerate(self.states)
             if index not in without
             and state.is_reachable
+            and state.probe is None
             and state.outstanding < state.max_concurrent
             and now_ms >= state.rests_until_ms
         ]
@@ -111,7 +116,10 @@ class EndpointBalancer:
             state.credit += state.weight
         index, chosen = max(candidates, key=lambda candidate: candidate[1].credit)
         chosen.credit -= sum(state.weight for _, state in candidates)
-        return self._take(index)
+        attempt = self._take(index)
+        if chosen.was_busy:
+            chosen.probe = attempt
+        return attempt
 
     def is_healthy(self, without: Collection[int] = ()) -> bool:
         """Whether an endpoint, none of ``without``, takes items now or as soon as it has room."""
@@ -121,7 +129,7 @@ class EndpointBalancer:
         """The first part of an answer came: a probe need not wait for its end."""
         state = self.states[attempt.index]
         if state.probe is attempt:
-            state.probe = None
+            state.probe, state.was_busy = None, False
             state.breaker.succeeded()
 
     def ended(
@@ -133,9 +141,10 @@ class EndpointBalancer:
         if end is AttemptEnd.FAILED:
             state.failures += 1
         if end is AttemptEnd.BUSY:
-            state.rests_until_ms = max(state.rests_until_ms, now_ms + rest_ms)
+            state.rests_until_ms, state.was_busy = max(state.rests_until_ms, now_ms + rest_ms), True
         if state.probe is attempt:
             state.probe = None
+            state.was_busy &= end is not AttemptEnd.ANSWERED
         elif state.breaker.is_open:
             # It was sent before the ejection and says nothing about now.
             return

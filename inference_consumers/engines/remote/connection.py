@@ -16,9 +16,11 @@ from fairlane.outcomes import Code
 from inference_consumers.engines.protocol import Failure
 from inference_consumers.engines.remote.endpoints import ModelEndpoint, ModelEndpoints
 from inference_consumers.engines.remote.errors import (
+    UNREADABLE,
     EndpointBusyError,
     EndpointFailedError,
     EndpointKeyError,
+    EndpointUnreachableError,
     ItemRefusedError,
 )
 from inference_consumers.engines.remote.event_stream import EventStream, EventStreamError
@@ -35,6 +37,7 @@ _KEEPALIVE_S = 2.0
 """Shorter than that of servers (uvicorn: 5 s), which may close a connection while a request is on its way."""
 
 _BUSY_REST_S = 1.0
+_LEAST_REST_S = 0.1
 LONGEST_REST_S = 30.0
 """What a server asks for in Retry-After counts up to this."""
 
@@ -69,6 +72,7 @@ class EndpointConnection:
         """Raises EndpointKeyError."""
         self.endpoint = endpoint
         self.served_name = endpoint.served_name or entry.model
+        self.idle_timeout_s = entry.idle_timeout_s
         self._headers = {"Accept-Encoding": "identity"}
         self.read_key()
         idle = httpx.Timeout(entry.idle_timeout_s, connect=entry.connect_timeout_s, pool=entry.connect_timeout_s)
@@ -110,7 +114,9 @@ class EndpointConnection:
                 return await _body(response, MOST_ANSWER_BYTES)
 
     async def events(self, path: str, content: bytes) -> AsyncGenerator[bytes, None]:
-        """The data of the events of an answer, as they come. Close it to close the connection."""
+        """The data of the events of an answer, as they come. Close it to close the connection. Comments and other
+        fields, with which servers keep a connection open, are dropped: the caller bounds the time between two events.
+        """
         with _failures():
             async with self._post(path, content) as response:
                 await _check(response, refuses_items=True)
@@ -143,6 +149,8 @@ def _certificates(endpoint: ModelEndpoint) -> ssl.SSLContext:
 def _failures() -> Iterator[None]:
     try:
         yield
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise EndpointUnreachableError(f"the connection failed: {type(error).__name__}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         # Not the error's own text: it may quote the URL.
         raise EndpointFailedError(f"the connection failed: {type(error).__name__}") from error
@@ -160,7 +168,7 @@ async def _check(response: httpx.Response, *, refuses_items: bool) -> None:
     asked_s = retry_after_s(response.headers.get("Retry-After"), lambda: datetime.now(UTC))
     if status == _BUSY or (status == _UNAVAILABLE and asked_s is not None):
         rest_s = _BUSY_REST_S if asked_s is None else asked_s
-        raise EndpointBusyError(f"it answered {status}", min(rest_s, LONGEST_REST_S))
+        raise EndpointBusyError(f"it answered {status}", min(max(rest_s, _LEAST_REST_S), LONGEST_REST_S))
     if status in _REFUSALS and refuses_items:
         raise ItemRefusedError(refusal(status, await _beginning(response, _MOST_REFUSAL_BYTES)))
     raise EndpointFailedError(f"it answered {status}")
@@ -188,12 +196,13 @@ def refusal(status: int, body: bytes) -> Failure:
     """The failure of an item that a server refused with 400, 413 or 422. A prompt that is too long is told from the
     rest by the code or the words of the server, none of which are repeated."""
     message = code = param = None
-    with contextlib.suppress(msgspec.DecodeError):
+    with contextlib.suppress(*UNREADABLE):
         given = msgspec.json.decode(body, type=_ErrorBody)
         inner = given.error if isinstance(given.error, dict) else {}
         message = inner.get("message") or given.message or given.error or given.detail
         code, param = inner.get("code") or given.code, inner.get("param") or given.param
-    words = message if isinstance(message, str) else ""
+    # Servers put numbers and lists there too.
+    words, code, param = (one if isinstance(one, str) else "" for one in (message, code, param))
     if status == _TOO_LARGE or code in _CONTEXT_CODES or _CONTEXT_WORDS.search(words):
         return Failure(
             Code.CONTEXT_TOO_LONG, f"the input is longer than the server takes: it answered {status}", "input"
@@ -210,6 +219,6 @@ def retry_after_s(stated: str | None, now: Callable[[], datetime]) -> float | No
         return float(stated)
     try:
         at = parsedate_to_datetime(stated)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
     return max(0.0, (at.replace(tzinfo=at.tzinfo or UTC) - now()).total_seconds())

@@ -6,8 +6,9 @@ away come back; only an error of this code ends the engine.
 
 import asyncio
 import itertools
+import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from fairlane.outcomes import Task
@@ -31,6 +32,8 @@ from inference_consumers.engines.remote.pool import EndpointPool
 from inference_consumers.engines.remote.wire import RemoteRequest, ServerWire
 
 _TICK_S = 0.2
+_TRIAL_S = 120.0
+"""For an item that is tried after loading: a server that is busy for so long is of no use."""
 _FLUSH_S = 0.005
 """Texts of so long are passed on together."""
 
@@ -104,7 +107,8 @@ class RemoteEngine:
         if len(wrong) == len(self._entry.endpoints):
             self.close()
             raise self._spec.error(f"no endpoint serves it: {'; '.join(wrong)}")
-        try_once(self, self._wire.trials(), self._spec)
+        trials = [replace(item, time_left_s=_TRIAL_S) for item in self._wire.trials()]
+        try_once(self, trials, self._spec)
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Answer every item; other batches may run meanwhile."""
@@ -179,8 +183,9 @@ class RemoteEngine:
         assert self._pool is not None  # noqa: S101 - items come after loading
         remote.has_begun = True
         try:
+            time_left_s = math.inf if remote.item.time_left_s is None else remote.item.time_left_s
             cancelled = CancelledItem(TokenUsage())
-            outcome = cancelled if remote.is_cancelled else await self._pool.outcome_of(remote)
+            outcome = cancelled if remote.is_cancelled else await self._pool.outcome_of(remote, time_left_s)
         except asyncio.CancelledError:
             if not remote.is_cancelled:
                 # The engine is being closed: what has no outcome by now gets none.

@@ -1,10 +1,19 @@
 """Errors of a try at an endpoint, by whose fault it is. None quotes an answer of the server: it may repeat a prompt."""
 
-from inference_consumers.engines.protocol import Failure
+import msgspec
+
+from inference_consumers.engines.protocol import NOT_FINITE, Failure
+
+UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""Errors of decoding JSON: it is none, or not of the expected type, not UTF-8, or nested too deeply."""
 
 
 class EndpointFailedError(Exception):
     """The endpoint gave no answer, or one that is none; counts against it."""
+
+
+class EndpointUnreachableError(EndpointFailedError):
+    """There was no connection, so the endpoint has nothing of the item."""
 
 
 class EndpointBusyError(Exception):
@@ -16,7 +25,7 @@ class EndpointBusyError(Exception):
 
 
 class ItemRefusedError(Exception):
-    """The endpoint refuses the item, as every other one would."""
+    """The endpoint refuses the item, or its model fails on it, as every other one would."""
 
     def __init__(self, failure: Failure) -> None:
         super().__init__(failure.message)
@@ -25,3 +34,14 @@ class ItemRefusedError(Exception):
 
 class EndpointKeyError(Exception):
     """The key or the certificates of an endpoint cannot be read."""
+
+
+# No JSON, and yet what Python's servers write for numbers that are not finite.
+_NOT_FINITE_NAMES = (b"NaN", b"Infinity")
+
+
+def unreadable_numbers(body: bytes, why: str) -> EndpointFailedError | ItemRefusedError:
+    """The error for a body of numbers that cannot be decoded; ``why`` if it has no number that is not finite."""
+    if any(name in body for name in _NOT_FINITE_NAMES):
+        return ItemRefusedError(NOT_FINITE)
+    return EndpointFailedError(why)

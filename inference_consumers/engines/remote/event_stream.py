@@ -13,16 +13,19 @@ class EventStream:
     def __init__(self, most_bytes: int) -> None:
         """``most_bytes`` bounds one event."""
         self._most_bytes = most_bytes
-        self._rest = b""
+        self._rest = bytearray()
         self._data: list[bytes] = []
         self._data_bytes = 0
 
     def feed(self, part: bytes) -> Iterator[bytes]:
         """The data of the events that end in this part. Raises EventStreamError."""
-        # CR LF and LF end a line; a lone CR, which the standard knows too, is written by no server of this kind.
-        *lines, self._rest = (self._rest + part).split(b"\n")
-        for line in lines:
-            yield from self._take(line.removesuffix(b"\r"))
+        self._rest += part
+        # Only then, so that a long line in tiny parts is not split again with each of them.
+        if b"\n" in part:
+            # CR LF and LF end a line; a lone CR, which the standard knows too, is written by no server of this kind.
+            *lines, self._rest = self._rest.split(b"\n")
+            for line in lines:
+                yield from self._take(bytes(line.removesuffix(b"\r")))
         if len(self._rest) + self._data_bytes > self._most_bytes:
             raise EventStreamError(f"an event is longer than {self._most_bytes} bytes")
 

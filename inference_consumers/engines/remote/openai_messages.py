@@ -3,6 +3,7 @@
 Completions take the tokens of a prompt, or its text; chat completions take messages. Both stream.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,8 +16,13 @@ from fairlane.records import Message, Parameters, TokenLogprob, TokenUsage, TopL
 from fairlane_server.text import clean_text
 from inference_consumers.engines.generated_text import outcome_of_text
 from inference_consumers.engines.prompts import has_broken_text
-from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.protocol import NOT_FINITE, EngineItem, Failure, ItemOutcome
+from inference_consumers.engines.remote.errors import (
+    UNREADABLE,
+    EndpointFailedError,
+    ItemRefusedError,
+    unreadable_numbers,
+)
 
 COMPLETIONS = "/v1/completions"
 CHAT_COMPLETIONS = "/v1/chat/completions"
@@ -38,11 +44,12 @@ _GAVE_UP = frozenset({"abort", "error"})
 @dataclass(frozen=True, slots=True)
 class GenerateCall:
     """One generation. ``prompt`` are token ids, the text of a plain prompt, or messages; ``prompt_tokens`` are counted
-    where there are token ids, otherwise estimated."""
+    where there are token ids, otherwise estimated; ``max_prompt_tokens`` bounds what a server can have counted."""
 
     item: EngineItem
     prompt: Sequence[int] | str | tuple[Message, ...]
     prompt_tokens: int
+    max_prompt_tokens: int
     max_tokens: int
     stop: tuple[str, ...]
 
@@ -111,7 +118,7 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
@@ -124,7 +131,8 @@ class _Chunk(msgspec.Struct):
 
 class _Vector(msgspec.Struct):
     index: int
-    embedding: list[float]
+    embedding: list[float | None]
+    """Servers write null for a number that is not finite."""
 
 
 class _Embeddings(msgspec.Struct):
@@ -164,7 +172,7 @@ class StreamedAnswer:
             return ""
         try:
             chunk = _chunks.decode(data)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except UNREADABLE as error:
             raise EndpointFailedError("its answer is not what this interface answers") from error
         if chunk.error is not None:
             raise EndpointFailedError("it ended its answer with an error")
@@ -182,13 +190,16 @@ class StreamedAnswer:
 
     @property
     def usage(self) -> TokenUsage:
-        """As the server counts. Without its count, that of the prompt before it was sent, and each part of the answer
-        as one token."""
-        if self._usage is None:
-            return TokenUsage(self.call.prompt_tokens, self._parts)
-        details, counted = self._usage.prompt_tokens_details, self._usage.completion_tokens
-        cached_tokens = 0 if details is None else details.cached_tokens or 0
-        return TokenUsage(self._usage.prompt_tokens, self._parts if counted is None else counted, cached_tokens)
+        """As the server counts. In place of a count that is missing or cannot be, that of the prompt before it was
+        sent, and each part of the answer as one token."""
+        given, most = self._usage or _Usage(), self.call.max_tokens
+        details = given.prompt_tokens_details or _PromptDetails()
+        prompt_tokens = _possible(given.prompt_tokens, self.call.max_prompt_tokens, self.call.prompt_tokens)
+        return TokenUsage(
+            prompt_tokens,
+            _possible(given.completion_tokens, most, min(self._parts, most)),
+            _possible(details.cached_tokens, prompt_tokens, 0),
+        )
 
     def outcome(self) -> ItemOutcome:
         """After the last event. Raises EndpointFailedError where the end is missing."""
@@ -220,6 +231,11 @@ class StreamedAnswer:
         return tuple(written)
 
 
+def _possible(stated: int | None, most: int, ours: int) -> int:
+    """A server's count, or ours if it cannot be: a tenant pays for it, and no record takes any integer."""
+    return ours if stated is None or not 0 <= stated <= most else stated
+
+
 def _named_logprobs(given: _Logprobs, parameters: Parameters) -> Iterator[TokenLogprob]:
     most = parameters.logprobs or 0
     if given.content is not None:
@@ -240,21 +256,26 @@ def embedding_content(served_name: str, texts: Sequence[str]) -> bytes:
     return msgspec.json.encode({"model": served_name, "input": given, "encoding_format": "float"})
 
 
-def vectors_of(body: bytes, count: int) -> tuple[list[list[float]], int | None]:
-    """The vectors of ``count`` texts in their order, and the server's count of tokens. Raises EndpointFailedError."""
+def vectors_of(body: bytes, count: int, estimated_tokens: int, most_tokens: int) -> tuple[list[list[float]], int]:
+    """The vectors of ``count`` texts in their order, and their tokens as the server counts them, or the estimate if it
+    says none or more than ``most_tokens``. Raises EndpointFailedError, and ItemRefusedError for numbers that are not
+    finite."""
     try:
         given = _embeddings.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise EndpointFailedError(f"its answer is not what {EMBEDDINGS} answers") from error
+    except UNREADABLE as error:
+        raise unreadable_numbers(body, f"its answer is not what {EMBEDDINGS} answers") from error
     found = sorted(given.data, key=lambda vector: vector.index)
-    if [vector.index for vector in found] != list(range(count)) or len({len(one.embedding) for one in found}) != 1:
+    if [vector.index for vector in found] != list(range(count)):
         raise EndpointFailedError("its answer does not have one vector for each text")
-    return [vector.embedding for vector in found], None if given.usage is None else given.usage.prompt_tokens
+    vectors = [[value for value in one.embedding if value is not None and math.isfinite(value)] for one in found]
+    if any(len(vector) != len(one.embedding) for vector, one in zip(vectors, found, strict=True)):
+        raise ItemRefusedError(NOT_FINITE)
+    return vectors, _possible((given.usage or _Usage()).prompt_tokens, most_tokens, estimated_tokens)
 
 
 def served_names(body: bytes) -> list[str]:
     """Raises EndpointFailedError."""
     try:
         return [model.id for model in _models.decode(body).data]
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNREADABLE as error:
         raise EndpointFailedError(f"its answer is not what {MODELS} answers") from error

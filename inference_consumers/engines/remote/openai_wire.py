@@ -6,6 +6,7 @@ prompt, counted the same, in which text of a tenant is never a control token. Wi
 applies its own chat template to them.
 """
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,6 @@ from inference_consumers.engines.prompts import (
     wrong_parameters,
 )
 from inference_consumers.engines.protocol import (
-    NOT_FINITE,
     EngineItem,
     EngineSpec,
     Failure,
@@ -37,7 +37,11 @@ from inference_consumers.engines.protocol import (
     over_allowance,
 )
 from inference_consumers.engines.remote.connection import EndpointConnection
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.remote.errors import (
+    EndpointBusyError,
+    EndpointFailedError,
+    EndpointUnreachableError,
+)
 from inference_consumers.engines.remote.openai_messages import (
     EMBEDDINGS,
     MODELS,
@@ -47,7 +51,7 @@ from inference_consumers.engines.remote.openai_messages import (
     served_names,
     vectors_of,
 )
-from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, has_no_number, texts_call, trial_items
+from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, texts_call, trial_items
 
 _TOKENIZER = "tokenizer.json"
 
@@ -64,13 +68,22 @@ class _GenerateRequest:
     async def ask(self, connection: EndpointConnection, began: Callable[[], None], emit: Emit) -> ItemOutcome:
         self.answer = answer = StreamedAnswer(self.call)
         events = connection.events(self.call.path, self.call.content(connection.served_name))
-        async with contextlib.aclosing(events):
-            async for data in events:
-                began()
-                if text := answer.take(data):
-                    emit(text)
-                if answer.is_done:
-                    break
+        most_s, now_s = connection.idle_timeout_s, asyncio.get_running_loop().time
+        try:
+            async with asyncio.timeout(most_s) as idle, contextlib.aclosing(events):
+                async for data in events:
+                    idle.reschedule(now_s() + most_s)
+                    began()
+                    if text := answer.take(data):
+                        emit(text)
+                    if answer.is_done:
+                        break
+        except (EndpointBusyError, EndpointUnreachableError):
+            # Nothing was computed.
+            self.answer = None
+            raise
+        except TimeoutError as error:
+            raise EndpointFailedError(f"no part of its answer within {most_s:g} s") from error
         return answer.outcome()
 
 
@@ -80,6 +93,7 @@ class _VectorsRequest:
 
     call: TextsCall
     max_rows: int
+    max_context_tokens: int
     spent: TokenUsage = TokenUsage()  # noqa: RUF009 - frozen
 
     async def ask(self, connection: EndpointConnection, began: Callable[[], None], emit: Emit) -> ItemOutcome:  # noqa: ARG002 - vectors are no text
@@ -88,11 +102,12 @@ class _VectorsRequest:
         for texts in grouped(self.call.texts, self.max_rows):
             body = await connection.post(EMBEDDINGS, embedding_content(connection.served_name, texts))
             began()
-            if has_no_number(body):
-                return NOT_FINITE
-            found, tokens = vectors_of(body, len(texts))
+            estimated, most = self.call.estimated_tokens_of(texts), self.max_context_tokens * len(texts)
+            found, tokens = vectors_of(body, len(texts), estimated, most)
             vectors += found
-            counted += self.call.estimated_tokens_of(texts) if tokens is None else tokens
+            counted += tokens
+        if len({len(vector) for vector in vectors}) != 1:
+            raise EndpointFailedError("its vectors differ in length")
         self.spent = TokenUsage(counted)
         if self.call.task == Task.EMBED:
             return Success(Output(embeddings=tuple(map(tuple, vectors))), self.spent)
@@ -138,13 +153,15 @@ class OpenAiWire:
     def prepare(self, item: EngineItem) -> _GenerateRequest | _VectorsRequest | Failure:
         if item.task != Task.GENERATE:
             call = texts_call(item)
-            return call if isinstance(call, Failure) else _VectorsRequest(call, self._max_rows)
+            most = self._spec.limits.max_context_tokens
+            return call if isinstance(call, Failure) else _VectorsRequest(call, self._max_rows, most)
         if self._encoder is not None:
             prompt = prepare_text(item, self._encoder, self._spec.limits)
             if isinstance(prompt, Failure):
                 return prompt
             tokens = prompt.token_ids
-            return _GenerateRequest(GenerateCall(item, tokens, len(tokens), prompt.max_tokens, prompt.stop))
+            most = self._spec.limits.max_context_tokens
+            return _GenerateRequest(GenerateCall(item, tokens, len(tokens), most, prompt.max_tokens, prompt.stop))
         call_or_failure = self._messages_call(item)
         return call_or_failure if isinstance(call_or_failure, Failure) else _GenerateRequest(call_or_failure)
 
@@ -172,4 +189,4 @@ class OpenAiWire:
         room = max(1, min(limits.max_output_tokens, limits.max_context_tokens - tokens))
         stop = tuple(text for text in parameters.stop if text)
         max_tokens = min(parameters.max_tokens or room, limits.max_output_tokens)
-        return GenerateCall(item, prompt, tokens, max_tokens, stop)
+        return GenerateCall(item, prompt, tokens, limits.max_context_tokens, max_tokens, stop)

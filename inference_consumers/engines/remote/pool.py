@@ -4,6 +4,7 @@ Everything runs on one event loop.
 """
 
 import asyncio
+import math
 import random
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from inference_consumers.engines.remote.errors import (
     EndpointBusyError,
     EndpointFailedError,
     EndpointKeyError,
+    EndpointUnreachableError,
     ItemRefusedError,
 )
 
@@ -61,7 +63,17 @@ class RemoteAnswer(Protocol):
 class _Waiter:
     place: "asyncio.Future[Attempt]"
     without: Collection[int]
+    ends_at_s: float
     healthy_at_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _NoAnswer:
+    """``untried``: the endpoint did not take the item; ``is_busy``: it may when it has rested."""
+
+    why: str
+    untried: bool = False
+    is_busy: bool = False
 
 
 class EndpointPool:
@@ -98,32 +110,39 @@ class EndpointPool:
             for index in range(len(self._connections)):
                 tasks.create_task(self._keep_checking(index))
 
-    async def outcome_of(self, answer: RemoteAnswer) -> ItemOutcome:
-        """Ask endpoints until one answers, at most MOST_ENDPOINTS_TRIED, each once. After the first text none is asked
-        again: what was passed on cannot be taken back here."""
+    async def outcome_of(self, answer: RemoteAnswer, time_left_s: float = math.inf) -> ItemOutcome:
+        """Ask endpoints until one answers, at most MOST_ENDPOINTS_TRIED, each once; one that is busy does not count,
+        and may be asked again. After the first text none is: what was passed on cannot be taken back here. Nothing is
+        begun or waited for after ``time_left_s``. The failure is ``untried`` if no endpoint had the item."""
+        ends_at_s = self._now_s() + time_left_s
         tried: set[int] = set()
-        why = "no endpoint is healthy"
+        why, untried = "no endpoint is healthy", True
         while not answer.has_text and len(tried) < MOST_ENDPOINTS_TRIED:
             try:
-                attempt = await self._place(tried)
+                attempt = await self._place(tried, ends_at_s)
             except NoEndpointError:
                 break
-            tried.add(attempt.index)
-            found = await self._ask(answer, attempt)
-            if not isinstance(found, str):
+            found = await self._ask(answer, attempt, ends_at_s)
+            if not isinstance(found, _NoAnswer):
                 return found
             # Without the endpoint's name: tenants read this.
-            why = f"the server gave no answer: {found}"
-        return Failure(Code.ENGINE_ERROR, why, transient=True)
+            why = f"the server gave no answer: {found.why}"
+            untried &= found.untried
+            if not found.is_busy:
+                tried.add(attempt.index)
+        return Failure(Code.ENGINE_ERROR, why, transient=True, untried=untried)
 
     def tick(self) -> None:
-        """Look at what waits: now and then, since rests and ejections end by time."""
+        """Give places to waiting items, and end the wait of those that waited too long. Called a few times a second:
+        the end of a rest or of an ejection is no event."""
         self._serve()
         now_s = self._now_s()
         for waiter in tuple(self._waiting):
-            if self._balancer.is_healthy(waiter.without):
+            is_healthy = self._balancer.is_healthy(waiter.without)
+            if is_healthy:
                 waiter.healthy_at_s = now_s
-            elif waiter.without or now_s - waiter.healthy_at_s >= self._entry.wait_s:
+            has_waited = bool(waiter.without) or now_s - waiter.healthy_at_s >= self._entry.wait_s
+            if now_s >= waiter.ends_at_s or (has_waited and not is_healthy):
                 self._waiting.remove(waiter)
                 if not waiter.place.done():
                     waiter.place.set_exception(NoEndpointError())
@@ -138,12 +157,14 @@ class EndpointPool:
     async def close(self) -> None:
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
-    async def _place(self, without: Collection[int]) -> Attempt:
-        """Raises NoEndpointError when none but ``without`` is healthy: at once if that is not empty, or else after a
-        wait."""
-        if without and not self._balancer.is_healthy(without):
+    async def _place(self, without: Collection[int], ends_at_s: float) -> Attempt:
+        """Raises NoEndpointError when none but ``without`` is healthy, at once if that is not empty, or else after a
+        wait; and when the item's time is over."""
+        now_s = self._now_s()
+        if now_s >= ends_at_s or (without and not self._balancer.is_healthy(without)):
             raise NoEndpointError
-        waiter = _Waiter(asyncio.get_running_loop().create_future(), frozenset(without), self._now_s())
+        place = asyncio.get_running_loop().create_future()
+        waiter = _Waiter(place, frozenset(without), ends_at_s, healthy_at_s=now_s)
         self._waiting.append(waiter)
         self._serve()
         try:
@@ -166,22 +187,35 @@ class EndpointPool:
                 self._waiting.remove(waiter)
                 waiter.place.set_result(attempt)
 
-    async def _ask(self, answer: RemoteAnswer, attempt: Attempt) -> ItemOutcome | str:
+    async def _ask(self, answer: RemoteAnswer, attempt: Attempt, ends_at_s: float) -> ItemOutcome | _NoAnswer:
         """The outcome, or why the endpoint gave none."""
+        left_s, most_s = ends_at_s - self._now_s(), self._entry.total_timeout_s
+        has_begun = False
+
+        def began() -> None:
+            nonlocal has_begun
+            has_begun = True
+            self._balancer.began(attempt)
+
         try:
-            async with asyncio.timeout(self._entry.total_timeout_s):
-                outcome = await answer.ask(self._connections[attempt.index], lambda: self._balancer.began(attempt))
+            async with asyncio.timeout(min(left_s, most_s)):
+                outcome = await answer.ask(self._connections[attempt.index], began)
         except ItemRefusedError as error:
             outcome = error.failure
         except EndpointBusyError as error:
             self._end(attempt, AttemptEnd.BUSY, error.rest_s)
-            return str(error)
+            # One that breaks off between two calls of an item has had it.
+            return _NoAnswer(str(error), untried=not has_begun, is_busy=not has_begun)
         except EndpointFailedError as error:
             self._end(attempt, AttemptEnd.FAILED)
-            return str(error)
+            return _NoAnswer(str(error), untried=isinstance(error, EndpointUnreachableError) and not has_begun)
         except TimeoutError:
+            # How much time an item had is no fault of the endpoint.
+            self._end(attempt, AttemptEnd.FAILED if most_s <= left_s else AttemptEnd.ABANDONED)
+            return _NoAnswer(f"no answer within {min(left_s, most_s):.3g} s")
+        except Exception as error:  # noqa: BLE001 - whatever one server sends, the engine goes on with the others
             self._end(attempt, AttemptEnd.FAILED)
-            return f"no answer within {self._entry.total_timeout_s:g} s"
+            return _NoAnswer(_unreadable(error))
         except BaseException:
             self._end(attempt, AttemptEnd.ABANDONED)
             raise
@@ -214,8 +248,15 @@ class EndpointPool:
             pass
         except TimeoutError:
             why = "no answer to the check in time"
+        except Exception as error:  # noqa: BLE001 - as for items
+            why = _unreadable(error)
         self._balancer.checked(index, is_ready=why is None)
         return why
+
+
+def _unreadable(error: Exception) -> str:
+    """Not the error's own text: it may quote the answer."""
+    return f"its answer cannot be read ({type(error).__name__})"
 
 
 class _EndpointMetrics(Collector):

@@ -5,17 +5,16 @@ KServe, TorchServe, MLServer, OpenVINO).
 task       tensors of the request                              tensor of the answer
 =========  ==================================================  ================================================
 classify   ``pixels`` FP32 (1, channels, height, width) in      ``logits`` or ``probabilities`` (1, labels)
-           0..1
+           0..1                                                or (labels)
 embed      ``text`` BYTES (n)                                   ``embedding`` (n, dimensions)
 rank       ``query`` BYTES (n), the same n times, and           ``score`` (n) or (n, 1)
            ``document`` BYTES (n)
 =========  ==================================================  ================================================
 
-Numbers of an answer may have any type of floating point; its data may be flat or nested. Other names of tensors are in
-``tensors`` of the endpoints file.
+Numbers of an answer may have any type of floating point; its data may be flat or nested, and its shape must be that of
+the table. Other names of tensors are in ``tensors`` of the endpoints file.
 """
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -31,11 +30,18 @@ from inference_consumers.engines.images import ImageError, PixelFormat, pixels_o
 from inference_consumers.engines.picture_labels import read_picture_labels
 from inference_consumers.engines.protocol import NOT_FINITE, EngineItem, EngineSpec, Failure, ItemOutcome, Success
 from inference_consumers.engines.remote.connection import EndpointConnection
-from inference_consumers.engines.remote.errors import EndpointFailedError
-from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, has_no_number, texts_call, trial_items
+from inference_consumers.engines.remote.errors import (
+    UNREADABLE,
+    EndpointFailedError,
+    ItemRefusedError,
+    unreadable_numbers,
+)
+from inference_consumers.engines.remote.wire import Emit, TextsCall, grouped, texts_call, trial_items
 
 _DESCRIPTION = "model.json"
 _FLOATS = frozenset({"FP16", "BF16", "FP32", "FP64"})
+_NUMBERS = "iufO"
+"""Kinds of numpy's arrays. Objects are numbers with a null among them, which stands for one that is not finite."""
 
 _Floats = npt.NDArray[np.float64]
 
@@ -67,11 +73,12 @@ class _Tensors:
         return {"name": self.of(name), "shape": [len(texts)], "datatype": "BYTES", "data": texts}
 
     def found(self, body: bytes, *names: str) -> tuple[str, _Floats]:
-        """The first of these tensors that an answer has. Raises EndpointFailedError."""
+        """The first of these tensors that an answer has. Raises EndpointFailedError, and ItemRefusedError for numbers
+        that are not finite."""
         try:
             outputs = {tensor.name: tensor for tensor in _inferred.decode(body).outputs}
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise EndpointFailedError("its answer is not what the Open Inference Protocol answers") from error
+        except UNREADABLE as error:
+            raise unreadable_numbers(body, "its answer is not what the Open Inference Protocol answers") from error
         for name in names:
             if (tensor := outputs.get(self.of(name))) is not None:
                 return name, _floats(tensor, name)
@@ -81,13 +88,25 @@ class _Tensors:
 def _floats(tensor: _Tensor, name: str) -> _Floats:
     if tensor.datatype not in _FLOATS:
         raise EndpointFailedError(f"the tensor {name} of its answer has no numbers of floating point")
+    has_other_data = EndpointFailedError(f"the tensor {name} of its answer has other data than numbers")
     try:
-        found = np.array(tensor.data, dtype=np.float64)
-    except (ValueError, TypeError) as error:
-        raise EndpointFailedError(f"the tensor {name} of its answer has other data than numbers") from error
-    if any(side < 0 for side in tensor.shape) or found.size != math.prod(tensor.shape):
-        raise EndpointFailedError(f"the tensor {name} of its answer has not the shape that it states")
-    return found.reshape(tensor.shape)
+        given = np.array(tensor.data)
+        if given.dtype.kind not in _NUMBERS:
+            # Numpy would read a text as a number.
+            raise has_other_data
+        found = given.astype(np.float64)
+    except (ValueError, TypeError, OverflowError) as error:
+        raise has_other_data from error
+    if not np.isfinite(found).all():
+        raise ItemRefusedError(NOT_FINITE)
+    has_other_shape = EndpointFailedError(f"the tensor {name} of its answer has not the shape that it states")
+    if any(side < 0 for side in tensor.shape):
+        raise has_other_shape
+    try:
+        return found.reshape(tensor.shape)
+    except (ValueError, OverflowError) as error:
+        # Other sides, more than arrays can have, or one too long for an index beside one of 0.
+        raise has_other_shape from error
 
 
 async def _infer(connection: EndpointConnection, inputs: Sequence[Mapping[str, Any]]) -> bytes:
@@ -117,11 +136,9 @@ class _PictureRequest:
         tensor = {"name": self.tensors.of("pixels"), "shape": shape, "datatype": "FP32", "data": planes.tolist()}
         body = await _infer(connection, (tensor,))
         began()
-        if has_no_number(body):
-            return NOT_FINITE
         name, found = self.tensors.found(body, "probabilities", "logits")
-        if found.size != len(self.labels):
-            raise EndpointFailedError(f"the tensor {name} of its answer has {found.size} numbers")
+        if found.shape not in ((len(self.labels),), (1, len(self.labels))):
+            raise EndpointFailedError(f"the tensor {name} of its answer has another shape than a number for each label")
         scores = found.ravel()
         if name == "logits":
             scores = np.exp(scores - scores.max())
@@ -150,13 +167,13 @@ class _TextsRequest:
             else:
                 body = await _infer(connection, (self.tensors.text("text", group),))
             began()
-            if has_no_number(body):
-                return NOT_FINITE
             _, found = self.tensors.found(body, "score" if is_ranking else "embedding")
-            per_row = 1 if is_ranking else found.size // len(group)
-            if found.size == 0 or found.size != len(group) * per_row:
+            if is_ranking and found.ndim == 1:
+                found = found[:, None]
+            is_row_each = found.ndim == 2 and found.size and len(found) == len(group)
+            if not is_row_each or (is_ranking and found.shape[1] != 1):
                 raise EndpointFailedError("its answer does not have one row for each text")
-            rows.append(found.reshape(len(group), per_row))
+            rows.append(found)
         self.spent = TokenUsage(self.call.estimated_tokens_of(self.call.texts))
         if len({row.shape[1] for row in rows}) != 1:
             raise EndpointFailedError("its vectors differ in length")

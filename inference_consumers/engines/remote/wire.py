@@ -20,9 +20,6 @@ from inference_consumers.engines.remote.connection import EndpointConnection
 Emit = Callable[[str], None]
 """Passes on a piece of an answer's text."""
 
-# No JSON, and yet what Python's servers write for numbers that are not finite.
-_NO_NUMBERS = (b"NaN", b"Infinity")
-
 
 class RemoteRequest(Protocol):
     """One item, prepared to be sent to any endpoint."""
@@ -87,11 +84,6 @@ def texts_call(item: EngineItem) -> TextsCall | Failure:
 def grouped(texts: Sequence[str], most: int) -> Iterator[Sequence[str]]:
     for start in range(0, len(texts), most):
         yield texts[start : start + most]
-
-
-def has_no_number(body: bytes) -> bool:
-    """Whether a body of numbers has some that are not finite."""
-    return any(name in body for name in _NO_NUMBERS)
 
 
 def trial_items(spec: EngineSpec) -> list[EngineItem]:

@@ -75,6 +75,19 @@ def test_an_end_without_every_outcome_is_a_problem_and_an_answer_that_is_no_text
     run.end(RunCost())
     step, ended = sent.messages
     assert isinstance(step, RunStep)
-    assert step.finished[0].outcome == Failure(Code.ENGINE_ERROR, "the answer is not valid Unicode")
+    assert step.finished[0].outcome == Failure(Code.ENGINE_ERROR, "the answer cannot be sent: UnicodeEncodeError")
     assert ended == RunEnded(7, 0.0, problem=Problem("MissingOutcome"))
+    assert msgspec.msgpack.encode(ended)
+
+
+def test_a_count_that_no_message_takes_fails_its_item_and_not_the_run() -> None:
+    sent = Sent()
+    run = report(sent, 2)
+    run.finished(0, success(prompt=10**23, completion=1))
+    run.finished(1, success(prompt=3, completion=1))
+    run.step()
+    step, ended = sent.messages
+    assert isinstance(step, RunStep)
+    assert step.finished[0].outcome == Failure(Code.ENGINE_ERROR, "the answer cannot be sent: OverflowError")
+    assert ended == RunEnded(7, 0.0, useful_tokens=4, computed_tokens=4)
     assert msgspec.msgpack.encode(ended)

@@ -14,6 +14,7 @@ from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
+from inference_consumers.engine_process.messages import Loaded
 from inference_consumers.engine_process.states import EngineState, EngineStates
 from inference_consumers.engines.protocol import CancelledItem, EngineGoneError, Failure, ItemOutcome, Problem, Success
 from inference_consumers.results.chunk_writer import StreamedText, chunk_of
@@ -272,6 +273,13 @@ def test_a_context_that_is_too_long_runs_once_more_with_fewer_passages() -> None
     assert reply.attempts == 2
 
 
+def test_the_engine_gets_the_time_that_is_left_to_each_item() -> None:
+    bench = DriverBench()
+    bench.add(named("a", deadline_at_ms=3_500), named("b", deadline_at_ms=61_000))
+    bench.start()
+    assert {item.item_id: item.time_left_s for item in bench.host.given[-1][1]} == {"a": 2.5, "b": 60.0}
+
+
 def test_what_was_said_before_reaches_the_engine_and_half_of_it_the_second_time() -> None:
     bench = DriverBench()
     work = named("a")
@@ -471,6 +479,17 @@ def test_a_version_that_cannot_be_loaded_is_left_out_beside_another_of_its_model
     assert not states.serves(("other", version))
     bench.driver.engine_failed(bench.host, "m: no such file")
     assert len(bench.fatal) == 1, "no version is left"
+
+
+def test_a_version_whose_files_came_late_is_served() -> None:
+    bench = DriverBench()
+    host, (name, version) = FakeHost(), bench.host.key
+    host.key = name, f"{version}-next"
+    bench.driver.engines = EngineStates({one.key: EngineState(one, 1, 1) for one in (bench.host, host)})
+    bench.driver.engine_failed(host, "m: the source is away")
+    bench.driver.engine_loaded(host, Loaded("fake", continuous=False, seconds=0.1))
+    assert bench.driver.engines.serves(host.key)
+    assert bench.driver.loaded_versions == (f"{name}/{version}-next",)
 
 
 def test_a_consumer_that_would_bury_its_topic_ends_and_does_not() -> None:

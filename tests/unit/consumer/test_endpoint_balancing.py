@@ -188,6 +188,31 @@ def test_what_asks_to_be_left_alone_rests_and_is_not_ejected() -> None:
     assert take(some, 700).index == 0
 
 
+def test_after_a_rest_one_item_comes_first_and_the_others_when_it_is_answered() -> None:
+    some = balancer(ROUND_ROBIN, 1)
+    early = [take(some), take(some)]
+    some.ended(early[0], AttemptEnd.BUSY, 0, rest_ms=500)
+    some.ended(early[1], AttemptEnd.ANSWERED, 100)
+    probe = take(some, 500)
+    assert some.choose(500) is None, "what was sent before says nothing about now"
+    some.ended(probe, AttemptEnd.BUSY, 600, rest_ms=500)
+    assert some.choose(1_099) is None
+    some.ended(take(some, 1_100), AttemptEnd.ABANDONED, 1_100)
+    probe = take(some, 1_100)
+    assert some.choose(1_100) is None
+    some.began(probe)
+    assert len([take(some, 1_200) for _ in range(3)]) == 3
+
+
+def test_a_busy_endpoint_that_fails_after_its_rest_is_ejected_as_any_other() -> None:
+    some = balancer(ROUND_ROBIN, 1)
+    some.ended(take(some), AttemptEnd.BUSY, 0, rest_ms=0)
+    fail(some, 0, 0)
+    assert is_ejected(some)
+    some.ended(take(some, 1_000), AttemptEnd.ANSWERED, 1_000)
+    assert len([take(some, 1_000) for _ in range(3)]) == 3
+
+
 def test_checks_eject_and_admit_but_do_not_end_an_ejection() -> None:
     some = balancer(ROUND_ROBIN, 1)
     assert some.is_healthy(), "nothing is known yet"

@@ -1,5 +1,8 @@
 """The file of remote endpoints: what it means, and what is refused with line, field and reason."""
 
+import re
+import textwrap
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -7,8 +10,9 @@ import pytest
 
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from fairlane_server.models.models_file import load_models
 from fairlane_server.yaml_config import ConfigError
-from inference_consumers.engine_process.host import engine_hosts
+from inference_consumers.engine_process.host import engine_hosts, settings_below
 from inference_consumers.engines.protocol import EngineSpec
 from inference_consumers.engines.remote.endpoints import BalancingPolicy, ModelEndpoint, endpoints_of
 from inference_consumers.engines.remote.endpoints_file import load_endpoints
@@ -119,3 +123,32 @@ def test_the_spec_of_an_engine_has_the_endpoints_of_its_version_and_no_key(
     assert [host.spec.endpoints for host in hosts] == [entries[1], entries[0], None]
     encoded = msgspec.msgpack.encode(hosts[1].spec)
     assert msgspec.msgpack.decode(encoded, type=EngineSpec) == hosts[1].spec
+
+
+PAGE = Path(__file__).parents[3] / "docs/remote-endpoints.md"
+
+
+def test_the_documented_settings_let_the_documented_version_use_its_servers(tmp_path: Path) -> None:
+    blocks = re.findall(r"(?:^ {8}.*\n|^\n(?= {8}))+", PAGE.read_text(), re.MULTILINE)
+    version, endpoints, stated = (textwrap.dedent(block).strip() for block in blocks[:3])
+    (tmp_path / "models.yaml").write_text("models:\n" + textwrap.indent(version, "  "))
+    (tmp_path / "endpoints.yaml").write_text(endpoints)
+    (model,) = load_models(tmp_path / "models.yaml")
+    (entry,) = load_endpoints(tmp_path / "endpoints.yaml")
+    assert settings_below(Settings(), model) == ["MAX_BATCH_SIZE", "MAX_BATCH_TOKENS"]
+    values = {name.lower(): int(value) for name, _, value in (one.partition("=") for one in stated.split())}
+    settings = Settings(**values, endpoints_file=tmp_path / "endpoints.yaml")  # type: ignore[arg-type]
+    assert settings_below(settings, model) == []
+    assert settings.max_batch_size == model.max_batch_size == sum(one.max_concurrent for one in entry.endpoints)
+
+
+def test_a_consumer_whose_settings_cut_a_remote_version_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "endpoints.yaml").write_text("models: [{model: llama, endpoints: [{url: 'http://h:1'}]}]")
+    settings = Settings(endpoints_file=tmp_path / "endpoints.yaml", max_batch_tokens=100)
+    model = ModelVersion("llama", "2", "p", "openai-endpoint", ("generate",), "x", 8, 8, 4, 8_192)
+    engine_hosts(settings, [model, replace(model, model="local", engine="simulated")])
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if "remote_version_cut" in line]
+    assert "MAX_BATCH_TOKENS" in line
+    assert "MAX_BATCH_SIZE" not in line

@@ -32,3 +32,12 @@ def test_an_event_without_end_is_refused(endless: bytes) -> None:
         assert list(stream.feed(endless)) == []
     with pytest.raises(EventStreamError, match="an event is longer than 100 bytes"):
         list(stream.feed(endless * 20))
+
+
+@pytest.mark.timeout(15)
+def test_a_long_event_in_tiny_parts_takes_time_in_proportion_to_its_length() -> None:
+    """A byte at a time: copied with each part, they would be 137 GB."""
+    stream = EventStream(4 << 20)
+    for _ in range(1 << 19):
+        assert not list(stream.feed(b"x"))
+    assert list(stream.feed(b"\ndata: y\n\n")) == [b"y"]

@@ -9,9 +9,9 @@ import pytest
 
 from fairlane.outcomes import Code, FinishReason
 from fairlane.records import Message, Output, Parameters, RequestInput, TokenLogprob, TokenUsage, TopLogprob
-from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import NOT_FINITE, EngineItem, Failure, ItemOutcome, Success
 from inference_consumers.engines.remote.connection import refusal, retry_after_s
-from inference_consumers.engines.remote.errors import EndpointFailedError
+from inference_consumers.engines.remote.errors import EndpointFailedError, ItemRefusedError
 from inference_consumers.engines.remote.openai_messages import (
     GenerateCall,
     StreamedAnswer,
@@ -25,7 +25,7 @@ ITEM = EngineItem("i", "generate", RequestInput(prompt="Hi"), Parameters(8))
 
 def call(prompt: Any = "Hi", **parameters: Any) -> GenerateCall:
     item = replace(ITEM, parameters=replace(ITEM.parameters, **parameters))
-    return GenerateCall(item, prompt, 5, 8, item.parameters.stop)
+    return GenerateCall(item, prompt, 5, 64, 8, item.parameters.stop)
 
 
 def taken(answer: StreamedAnswer, *documents: Any) -> list[str]:
@@ -68,6 +68,29 @@ def test_without_a_count_the_prompt_is_as_sent_and_each_part_a_token() -> None:
     answer = StreamedAnswer(call())
     taken(answer, choice("one"), choice(" two", "stop"))
     assert answer.outcome() == Success(Output(text="one two"), TokenUsage(5, 2), FinishReason.STOP)
+
+
+@pytest.mark.parametrize(
+    ("stated", "usage"),
+    [
+        ({"prompt_tokens": 64, "completion_tokens": 8, "prompt_tokens_details": {"cached_tokens": 64}}, (64, 8, 64)),
+        ({"prompt_tokens": -5, "completion_tokens": -5, "prompt_tokens_details": {"cached_tokens": -5}}, (5, 2, 0)),
+        ({"prompt_tokens": 10**23, "completion_tokens": 10**23}, (5, 2, 0)),
+        ({"prompt_tokens": 10**12, "completion_tokens": 9}, (5, 2, 0)),
+        ({"prompt_tokens": 7, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 8}}, (7, 3, 0)),
+        ({"completion_tokens": 3}, (5, 3, 0)),
+    ],
+)
+def test_a_count_that_cannot_be_is_replaced_by_our_own(stated: dict[str, Any], usage: tuple[int, int, int]) -> None:
+    answer = StreamedAnswer(call())
+    taken(answer, choice("one"), choice(" two", "stop"), {"choices": [], "usage": stated})
+    assert answer.usage == TokenUsage(*usage)
+
+
+def test_an_answer_in_more_parts_than_it_may_have_tokens_is_not_charged_for_them() -> None:
+    answer = StreamedAnswer(call())
+    taken(answer, *[choice("a")] * 20)
+    assert answer.usage == TokenUsage(5, 8)
 
 
 @pytest.mark.parametrize(
@@ -124,11 +147,22 @@ def test_log_probabilities_end_with_the_text() -> None:
 def test_vectors_are_put_into_the_order_of_the_texts() -> None:
     entries = [{"index": 1, "embedding": [3, 4]}, {"index": 0, "embedding": [1, 2]}]
     body = json.dumps({"data": entries, "usage": {"prompt_tokens": 6, "total_tokens": 6}}).encode()
-    assert vectors_of(body, 2) == ([[1, 2], [3, 4]], 6)
+    assert vectors_of(body, 2, 5, 64) == ([[1, 2], [3, 4]], 6)
+    for impossible in (b"-6", b"65", b"1" + b"0" * 23):
+        assert vectors_of(body.replace(b"6", impossible), 2, 5, 64)[1] == 5
     assert json.loads(embedding_content("m", ["a"])) == {"model": "m", "input": ["a"], "encoding_format": "float"}
-    for wrong in (body.replace(b"[3, 4]", b"[3]"), body.replace(b'"index": 1', b'"index": 2'), b"{}", b"\xff"):
+    for wrong in (body.replace(b'"index": 1', b'"index": 2'), body.replace(b"[3, 4]", b'["3"]'), b"{}", b"\xff"):
         with pytest.raises(EndpointFailedError):
-            vectors_of(wrong, 2)
+            vectors_of(wrong, 2, 5, 64)
+
+
+@pytest.mark.parametrize("number", [b"NaN", b"-Infinity", b"null"])
+def test_numbers_that_are_not_finite_are_the_fault_of_the_model_and_not_of_the_endpoint(number: bytes) -> None:
+    body = b'{"model": "NaNo", "data": [{"index": 0, "embedding": [3, 4]}]}'
+    assert vectors_of(body, 1, 5, 64) == ([[3, 4]], 5)
+    with pytest.raises(ItemRefusedError) as raised:
+        vectors_of(body.replace(b"4", number), 1, 5, 64)
+    assert raised.value.failure == NOT_FINITE
 
 
 def test_the_names_of_served_models() -> None:
@@ -157,9 +191,16 @@ def test_other_words_are_of_other_refusals(message: str) -> None:
     assert refusal(400, json.dumps({"error": {"message": message}}).encode()).code == Code.INVALID
 
 
+@pytest.mark.parametrize("odd", [7, ["max_tokens"], {"a": 1}, None, True])
+def test_a_refusal_in_an_odd_shape_is_one_all_the_same(odd: Any) -> None:
+    for error in ({"message": odd, "code": odd, "param": odd}, odd):
+        assert refusal(422, json.dumps({"error": error, "detail": odd}).encode()).code == Code.INVALID
+
+
 def test_retry_after_is_seconds_or_a_date() -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     asked = (now + timedelta(seconds=7)).strftime("%a, %d %b %Y %H:%M:%S GMT")
     stated = {"12": 12.0, asked: 7.0, "Thu, 01 Jan 1970 00:00:00 GMT": 0.0, "soon": None, "-1": None, "9" * 30: None}
+    stated |= {"Mon, 01 Jan 99999999999999 00:00:00 GMT": None}
     assert {text: retry_after_s(text, lambda: now) for text in stated} == stated
     assert retry_after_s(None, lambda: now) is None

@@ -305,6 +305,28 @@ def test_an_item_whose_own_failure_may_pass_is_tried_again() -> None:
     assert again.work[0].transient_failures == 1
 
 
+AWAY = Failure(Code.ENGINE_ERROR, "no endpoint is healthy", transient=True, untried=True)
+
+
+def test_what_was_not_tried_comes_again_until_its_deadline_and_uses_up_no_try() -> None:
+    work, now_ms, pauses = named("a", deadline_at_ms=60_000), 1_000, []
+    while not (verdict := after_failure(work, AWAY, now_ms, 0.0)).failed:
+        (again,) = verdict.again
+        pauses.append(again.not_before_ms - now_ms)
+        (work,), now_ms = again.work, again.not_before_ms
+    assert set(pauses) == {2_000}
+    assert len(pauses) == 29
+    ((failed, failure),) = verdict.failed
+    assert (failed.transient_failures, failure.code) == (0, Code.RETRIES_EXHAUSTED)
+    assert failure.message == "no endpoint is healthy; its deadline leaves no time for another try"
+
+
+def test_those_that_were_not_tried_do_not_all_come_again_at_once() -> None:
+    pauses = {after_failure(named("a"), AWAY, 0, chance).again[0].not_before_ms for chance in (0.0, 0.5, 0.99)}
+    assert len(pauses) == 3
+    assert min(pauses) >= 1_000
+
+
 MODEL = named("any").model_key
 
 

@@ -1,5 +1,6 @@
 """The cache of artifacts: shared by processes, bounded, and never half filled."""
 
+import errno
 import itertools
 import os
 import shutil
@@ -9,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -105,6 +107,44 @@ def test_a_damaged_artifact_is_downloaded_again(tmp_path: Path, damage: Callable
     damage(cached(cache, origin).path)
     assert contents(cached(cache, origin).path) == FILES
     assert entries(tmp_path / "cache") == {entry(origin)}
+
+
+def test_a_damaged_artifact_stays_until_another_is_there_and_takes_no_room_from_it(tmp_path: Path) -> None:
+    origin, size_bytes = write_files(tmp_path / "origin", FILES), sum(map(len, FILES.values()))
+    cache = cache_of(tmp_path / "cache", size_bytes)
+    with cached(cache, origin).lock:
+        damaged = tmp_path / "cache" / entry(origin)
+        (damaged / "empty").unlink()
+
+        def away(_folder: Path) -> None:
+            raise ArtifactUnavailableError("the source is away")
+
+        with pytest.raises(ArtifactUnavailableError):
+            cache.get(digest_of_folder(origin), lambda: size_bytes, away, never_stop)
+        assert entries(tmp_path / "cache") == {entry(origin)}
+        assert contents(cached(cache, origin).path) == FILES
+    assert entries(tmp_path / "cache") == {entry(origin)}
+
+
+@pytest.mark.parametrize("reason", [errno.EIO, errno.EMFILE, errno.EACCES])
+def test_an_artifact_that_cannot_be_read_is_an_error_and_stays(
+    tmp_path: Path, reason: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin, cache = write_files(tmp_path / "origin", FILES), cache_of(tmp_path / "cache")
+    cached(cache, origin).release()
+    opened = os.open
+
+    def fail(path: Any, flags: int, mode: int = 0o777) -> int:
+        if Path(path).name == "model.json":
+            raise OSError(reason, os.strerror(reason))
+        return opened(path, flags, mode)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "open", fail)
+        with pytest.raises(ArtifactError, match=f"'model.json' cannot be read: {os.strerror(reason)}"):
+            cache.get(entry(origin).replace("-", ":"), no_download, nothing, never_stop)
+    assert contents(tmp_path / "cache" / entry(origin)) == FILES
+    assert cached(cache, origin).path.name == entry(origin)
 
 
 @pytest.mark.parametrize("error", [ArtifactError("bad"), StoppedError(), ArtifactUnavailableError("away")])

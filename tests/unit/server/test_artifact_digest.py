@@ -2,6 +2,8 @@
 
 import os
 import random
+import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -79,6 +81,18 @@ def test_the_digest_never_changes_its_meaning(tmp_path: Path) -> None:
     a line for each file."""
     known = "sha256:4b3ed1a2168dc4f2d13ad68610dbaf5613885f10393af1a2ba7da0c72ca90aa9"
     assert digest_of_folder(write_files(tmp_path, FILES)) == known
+
+
+def test_the_documented_commands_compute_the_same_digest(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/model-registries.md").read_text()
+    found = re.search(r"^    (\(echo .*\n +.*sha256sum)$", page, re.MULTILINE)
+    assert found is not None
+    write_files(tmp_path, FILES | {" a b ": b"x", "a b": b"y", "B": b"z"})
+    (tmp_path / "link").symlink_to("weights/model.pt2")
+    shell = subprocess.run(
+        ("/bin/bash", "-c", found[1]), cwd=tmp_path, capture_output=True, text=True, check=True, timeout=30
+    )
+    assert f"sha256:{shell.stdout.split()[0]}" == digest_of_folder(tmp_path)
 
 
 @pytest.mark.parametrize(

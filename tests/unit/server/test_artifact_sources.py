@@ -1,9 +1,12 @@
 """Folders and S3 as sources of artifacts, and downloads from sources that say or send what they should not."""
 
+import re
 import shutil
+import threading
 import urllib.request
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from uuid import uuid4
 
@@ -104,6 +107,75 @@ class TestS3(ArtifactSourceSuite):
             pass
         download(shelf.source, shelf.source.resolve(reference), tmp_path, GIB, never_stop)
         assert contents(tmp_path) == FILES
+
+
+def test_storage_without_tls_needs_a_word(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    reference = S3Shelf(s3).put(FILES)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3)
+    with pytest.raises(ArtifactError, match="AWS_ENDPOINT_URL begins with http://, which AWS_ALLOW_HTTP=true allows"):
+        S3Source().resolve(reference)
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    assert len(S3Source().resolve(reference).files) == len(FILES)
+
+
+class _SlowObject(BaseHTTPRequestHandler):
+    """An object of 10 bytes; each answer takes 0.3 s."""
+
+    content = b"0123456789"
+    e_tag = '"first"'
+
+    def do_GET(self) -> None:
+        found = re.fullmatch(r"bytes=([0-9]+)-([0-9]+)", self.headers["Range"] or "bytes=0-9")
+        assert found is not None
+        is_other = self.headers["If-Match"] not in (None, self.e_tag)
+        body = b"" if is_other else self.content[int(found[1]) : int(found[2]) + 1]
+        threading.Event().wait(0.3)
+        self.send_response(412 if is_other else 206)
+        self.send_header("Content-Range", f"bytes {found[1]}-{found[2]}/{len(self.content)}")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Last-Modified", "Thu, 01 Jan 2026 00:00:00 GMT")
+        self.send_header("ETag", self.e_tag)
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None:
+        """Quiet."""
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[S3Source, type[_SlowObject]]]:
+    """Storage whose object takes longer than the time of one request."""
+
+    class Handler(_SlowObject):
+        pass
+
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        monkeypatch.setenv(name, "test")
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+        yield S3Source(f"http://127.0.0.1:{server.server_port}", block_bytes=2, timeout_s=1.0), Handler
+        server.shutdown()
+
+
+SLOW = ResolvedArtifact("s3://b/m", "s3://b/m", (ListedFile("a", 10),))
+
+
+def test_a_file_may_take_longer_than_a_request(slow: tuple[S3Source, type[_SlowObject]], tmp_path: Path) -> None:
+    source, _ = slow
+    download(source, SLOW, tmp_path, GIB, never_stop)
+    assert contents(tmp_path) == {"a": b"0123456789"}
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_not_mixed(slow: tuple[S3Source, type[_SlowObject]]) -> None:
+    source, handler = slow
+    blocks = source.blocks(SLOW, SLOW.files[0])
+    assert next(blocks) == b"01"
+    handler.content, handler.e_tag = b"abcdefghij", '"second"'
+    with pytest.raises(ArtifactUnavailableError, match="an object was replaced while it was read"):
+        next(blocks)
+    handler.content = b"abc"
+    with pytest.raises(ArtifactError, match="'a' changed its size"):
+        next(source.blocks(SLOW, SLOW.files[0]))
 
 
 @pytest.mark.parametrize("reference", ["s3://", "s3://bucket", "s3://bucket/", "s3:///key", "s3://bucket/key?x=1"])

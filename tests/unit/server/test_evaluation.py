@@ -8,11 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binomtest
+from scipy.stats import binomtest, permutation_test
 from sklearn.metrics import ndcg_score
 
 from fairlane_server.evaluation import evaluation_set
-from fairlane_server.evaluation.comparison import compare, mcnemar_p_value, mean_score, wilson_interval
+from fairlane_server.evaluation.comparison import (
+    compare,
+    mcnemar_p_value,
+    mean_score,
+    sign_flip_p_value,
+    wilson_interval,
+)
 from fairlane_server.evaluation.evaluation_set import EvaluationSetError, read_evaluation_set
 from fairlane_server.evaluation.scorers import AnswerScore, ScorerName, score
 
@@ -83,6 +89,9 @@ def test_a_set_has_some_examples_and_not_too_many(monkeypatch: pytest.MonkeyPatc
         (ScorerName.JSON_SCHEMA, json.dumps(SCHEMA), '{"age": "3"}', 0.0),
         (ScorerName.JSON_SCHEMA, SCHEMA, "no JSON", 0.0),
         (ScorerName.JSON_SCHEMA, SCHEMA, "[" * 100_000, 0.0),
+        (ScorerName.JSON_SCHEMA, {"type": "object"}, '{"a": NaN}', 0.0),
+        (ScorerName.JSON_SCHEMA, {"type": "object"}, '{"a": -Infinity}', 0.0),
+        (ScorerName.JSON_SCHEMA, {"type": "object"}, '{"a": 1}', 1.0),
         (ScorerName.ACCURACY, "7", "7", 1.0),
         (ScorerName.ACCURACY, "7", "1", 0.0),
         (ScorerName.NDCG, [3, 0], [0.9, 0.1], 1.0),
@@ -99,31 +108,54 @@ def test_an_answer_has_a_score(scorer: ScorerName, expected: Any, answer: Any, v
 
 
 @pytest.mark.parametrize(
-    ("scorer", "expected", "answer", "named"),
+    ("scorer", "expected", "answer"),
     [
-        (ScorerName.EXACT, 3, "3", "expected"),
-        (ScorerName.EXACT, "3", None, "answer"),
-        (ScorerName.CONTAINS, [], "x", "expected"),
-        (ScorerName.CONTAINS, "", "x", "expected"),
-        (ScorerName.REGEX, "(", "x", "expected"),
-        (ScorerName.REGEX, "x", "\ud800", "answer"),
-        (ScorerName.JSON_SCHEMA, "[]", "{}", "expected"),
-        (ScorerName.JSON_SCHEMA, {"type": "nothing"}, "{}", "expected"),
-        (ScorerName.ACCURACY, None, "7", "expected"),
-        (ScorerName.NDCG, [0, 0], [1.0, 2.0], "expected"),
-        (ScorerName.NDCG, [1, 0], [1.0], "answer"),
-        (ScorerName.NDCG, [-1, 0], [1.0, 2.0], "expected"),
-        (ScorerName.NDCG, [1, True], [1.0, 2.0], "expected"),
-        (ScorerName.SIMILARITY, [1.0], [1.0, 2.0], "answer"),
-        (ScorerName.SIMILARITY, [0.0], [1.0], "zero"),
-        (ScorerName.SIMILARITY, [1.0], [math.nan], "answer"),
+        (ScorerName.EXACT, "3", None),
+        (ScorerName.CONTAINS, "3", 3),
+        (ScorerName.REGEX, "x", "\ud800"),
+        (ScorerName.REGEX, "x", None),
+        (ScorerName.JSON_SCHEMA, SCHEMA, None),
+        (ScorerName.ACCURACY, "7", None),
+        (ScorerName.NDCG, [1, 0], [1.0]),
+        (ScorerName.NDCG, [1, 0], [math.nan, 1.0]),
+        (ScorerName.NDCG, [1, 0], None),
+        (ScorerName.SIMILARITY, [1.0], [1.0, 2.0]),
+        (ScorerName.SIMILARITY, [1.0], [math.nan]),
+        (ScorerName.SIMILARITY, [1.0], [0.0]),
+        (ScorerName.SIMILARITY, [1.0], "text"),
     ],
 )
-def test_what_cannot_be_scored_has_a_reason(scorer: ScorerName, expected: Any, answer: Any, named: str) -> None:
+def test_an_answer_of_the_wrong_shape_is_wrong(scorer: ScorerName, expected: Any, answer: Any) -> None:
+    """Otherwise a model would do better by such answers: a mean leaves out what has no score."""
     found = score(scorer, expected, answer)
 
-    assert found.value is None
-    assert named in found.reason
+    assert found.value == 0.0
+    assert found.reason.startswith("answer: ")
+
+
+@pytest.mark.parametrize(
+    ("scorer", "expected", "answer"),
+    [
+        (ScorerName.EXACT, 3, "3"),
+        (ScorerName.CONTAINS, [], "x"),
+        (ScorerName.CONTAINS, "", "x"),
+        (ScorerName.REGEX, "(", "x"),
+        (ScorerName.JSON_SCHEMA, "[]", "{}"),
+        (ScorerName.JSON_SCHEMA, {"type": "nothing"}, "{}"),
+        (ScorerName.ACCURACY, None, "7"),
+        (ScorerName.NDCG, [0, 0], [1.0, 2.0]),
+        (ScorerName.NDCG, [-1, 0], [1.0, 2.0]),
+        (ScorerName.NDCG, [1, True], [1.0, 2.0]),
+        (ScorerName.SIMILARITY, [0.0], [1.0]),
+        (ScorerName.SIMILARITY, [math.inf], [1.0]),
+    ],
+)
+def test_what_cannot_be_scored_has_a_reason_whatever_the_answer(scorer: ScorerName, expected: Any, answer: Any) -> None:
+    for any_answer in (answer, None, "\ud800", [math.nan]):
+        found = score(scorer, expected, any_answer)
+
+        assert found.value is None
+        assert found.reason.startswith("expected: ")
 
 
 @given(
@@ -132,8 +164,8 @@ def test_what_cannot_be_scored_has_a_reason(scorer: ScorerName, expected: Any, a
 def test_anything_is_scored_or_has_a_reason(scorer: ScorerName, expected: Any, answer: str) -> None:
     found = score(scorer, expected, answer)
 
-    assert (found.value is None) is bool(found.reason)
-    assert found.value is None or 0.0 <= found.value <= 1.0
+    assert bool(found.reason) if found.value is None else 0.0 <= found.value <= 1.0
+    assert not found.reason or found.value in (None, 0.0)
 
 
 documents = st.lists(
@@ -196,6 +228,41 @@ def test_a_paired_comparison_sees_what_unpaired_means_do_not() -> None:
     assert 0.0 < found.low < found.difference < found.high
     assert found.p_value < 0.01
     assert mean_score(candidate.tolist()).low < mean_score(baseline.tolist()).high
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_a_few_examples_prove_nothing(count: int) -> None:
+    """Of n differences with one sign, 2 of the 2**n choices of signs are as far from 0."""
+    found = compare([0.2] * count, [0.3] * count)
+
+    assert found.p_value == pytest.approx(2 / 2**count)
+    assert found.is_exact
+    assert (found.low, found.high) == (-1.0, 1.0)
+    mean = mean_score([0.5] * count)
+    assert (mean.mean, mean.low, mean.high) == (0.5, 0.0, 1.0)
+
+
+differences = st.lists(st.sampled_from((-0.3, -0.1, 0.0, 0.1, 0.25, 0.4)), min_size=1, max_size=8)
+
+
+@given(differences)
+def test_the_test_of_a_few_examples_is_that_of_scipy(found: list[float]) -> None:
+    changed = [one for one in found if one]
+    if len(changed) < 2:
+        assert sign_flip_p_value(np.asarray(found)) == 1.0
+        return
+    expected = permutation_test((changed,), np.sum, permutation_type="samples", n_resamples=np.inf)
+    # Rounding of sums: with exact ties scipy counts as it adds.
+    assert sign_flip_p_value(np.asarray(found)) == pytest.approx(expected.pvalue, abs=1e-6)
+
+
+def test_many_examples_are_tested_by_random_signs_at_the_rate_that_is_stated() -> None:
+    random = np.random.default_rng(3)
+    values = [sign_flip_p_value(random.normal(0, 0.1, 40), seed) for seed in range(100)]
+
+    assert 1 <= sum(value <= 0.05 for value in values) <= 12
+    assert sign_flip_p_value(random.normal(0.1, 0.05, 40)) == pytest.approx(1 / 2_001)
+    assert not compare([0.2] * 13, [0.3] * 13).is_exact
 
 
 def test_equal_versions_do_not_differ() -> None:

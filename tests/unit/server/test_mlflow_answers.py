@@ -4,6 +4,7 @@ import base64
 import gzip
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ import pytest
 from pydantic import SecretStr
 
 from fairlane.settings import Settings
-from fairlane_server.artifacts.digest import ArtifactError
+from fairlane_server.artifacts.digest import ArtifactError, ListedFile
 from fairlane_server.artifacts.mlflow import MlflowServer, MlflowSource
 from fairlane_server.artifacts.s3 import S3Source
-from fairlane_server.artifacts.source import ArtifactUnavailableError
+from fairlane_server.artifacts.source import ArtifactUnavailableError, StoppedError, download
+from tests.kit.artifact_kit import GIB
 from tests.kit.stub_registry import ROOT, VERSION, StubRegistry
 
 TOKEN = "the token of a test"
@@ -107,6 +109,7 @@ def test_figures_of_the_logged_model_go_first_and_a_version_needs_none(
         ("get-download-uri", {"artifact_uri": "file:///etc"}, "its files are at 'file'"),
         ("get-download-uri", {"artifact_uri": "/etc"}, "its files are at 'a path'"),
         ("get-download-uri", {"artifact_uri": "https://elsewhere/x"}, "its files are at 'https://elsewhere'"),
+        ("get-download-uri", {"artifact_uri": "https://me:secret@host:8/x"}, "its files are at 'https://host:8'"),
         (
             "get-download-uri",
             {"artifact_uri": "mlflow-artifacts://elsewhere/x"},
@@ -159,3 +162,34 @@ def test_a_list_without_end_is_left(registry: StubRegistry, source: MlflowSource
 def test_names_that_no_registered_model_has_are_refused(source: MlflowSource, name: str) -> None:
     with pytest.raises(ArtifactError, match="cannot be the name"):
         source.versions(name)
+
+
+def test_a_download_that_drips_hears_the_end_of_its_process(
+    registry: StubRegistry, source: MlflowSource, tmp_path: Path
+) -> None:
+    registry.answers["a"] = (200, b"x" * 100_000, {})
+    artifact = replace(source.resolve("models:/m/3"), files=(ListedFile("a", 100_000),))
+    registry.drips.set()
+    with pytest.raises(StoppedError):
+        download(source, artifact, tmp_path, GIB, lambda _: (tmp_path / "a").exists())
+    assert registry.seen[-1][0].endswith("/a")
+
+
+def test_a_download_that_drips_does_not_take_for_ever(registry: StubRegistry) -> None:
+    source = MlflowSource(MlflowServer(registry.url), S3Source(), patience_s=0.3)
+    registry.answers["a"] = (200, b"x" * 100, {})
+    artifact = replace(source.resolve("models:/m/3"), files=(ListedFile("a", 100),))
+    registry.drips.set()
+    with pytest.raises(ArtifactUnavailableError, match="did not end within 0 s"):
+        list(source.blocks(artifact, artifact.files[0]))
+    with pytest.raises(ArtifactUnavailableError, match="did not end within 0 s"):
+        source.resolve("models:/m/3")
+
+
+def test_no_proxy_of_the_environment_gets_the_token(
+    registry: StubRegistry, source: MlflowSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    assert source.resolve("models:/m/3").source == "models:/m/3"
+    assert registry.seen

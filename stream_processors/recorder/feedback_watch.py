@@ -29,7 +29,11 @@ ORDER BY recorded_at DESC LIMIT %s
 """
 # An id that was sent again may have more results: the run counts before the refusal, then the last.
 _ANSWERED = b"""
-UPDATE feedback SET model = answer.model, model_version = answer.model_version, arm = answer.arm
+UPDATE feedback SET model = answer.model, model_version = answer.model_version, arm = answer.arm,
+    conversation_id = (
+        SELECT conversation_id FROM conversation_turns AS turn
+        WHERE turn.tenant = answer.tenant AND turn.request_id = answer.request_id LIMIT 1
+    )
 FROM (
     SELECT DISTINCT ON (results.tenant, results.request_id) results.tenant, results.request_id, results.model,
         results.model_version, results.arm
@@ -45,8 +49,8 @@ WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_i
 
 
 def add_what_answered(connection: psycopg.Connection, tenants: list[str], request_ids: list[str]) -> int:
-    """Add model, version and arm to feedback about these requests, as far as their results are stored. In a transaction
-    that acts for all tenants. Returns to how many rows."""
+    """Add model, version, arm and conversation to feedback about these requests, as far as their results are stored. In
+    a transaction that acts for all tenants. Returns to how many rows."""
     return connection.execute(_ANSWERED, (tenants, request_ids)).rowcount
 
 

@@ -14,12 +14,13 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.feedback import FLAGGED
 from fairlane.logs import get_logger
 from fairlane.outcomes import EvaluationConsent, GuardrailResult
-from fairlane.records import SourceCoordinate
+from fairlane.records import SourceCoordinate, WorkItem
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, is_value_error, reason
+from stream_processors.recorder.erased import CONVERSATION, HISTORY, REQUEST
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError, input_of
 from stream_processors.recorder.store import ERASURE_LOCK
-from stream_processors.recorder.tables import json_text
+from stream_processors.recorder.tables import json_text, storable
 from stream_processors.recorder.watch import Watch
 
 log = get_logger(__name__)
@@ -85,14 +86,15 @@ _QUEUE = """
 WITH answer AS (
     SELECT * FROM results WHERE tenant = %(tenant)s AND request_id = %(request_id)s AND model IS NOT NULL
         AND model_version IS NOT NULL AND NOT EXISTS (
-            SELECT FROM erased WHERE erased.tenant = %(tenant)s AND erased.kind = 'request'
-                AND erased.digest = sha256(convert_to(%(request_id)s, 'UTF8'))
+            SELECT FROM unnest(%(kinds)s::text[], %(names)s::text[]) AS about (kind, name)
+            JOIN erased ON erased.tenant = %(tenant)s AND erased.kind = about.kind
+                AND erased.digest = sha256(convert_to(about.name, 'UTF8'))
         )
     ORDER BY outcome <> 'ok', replied_at_ms DESC LIMIT 1 FOR SHARE
 )
-INSERT INTO label_items (tenant, request_id, origin, model, model_version, arm, task, input, output, guardrails,
+INSERT INTO label_items (tenant, request_id, conversation_id, origin, model, model_version, arm, task, input, output, guardrails,
     correction, answered_at_ms, queued_at_ms)
-SELECT tenant, request_id, %(origin)s, model, model_version, arm, coalesce(task, ''), %(input)s,
+SELECT tenant, request_id, %(conversation_id)s, %(origin)s, model, model_version, arm, coalesce(task, ''), %(input)s,
     coalesce(output, '{}'), guardrails, (
         SELECT correction FROM feedback
         WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_id AND correction IS NOT NULL
@@ -122,6 +124,15 @@ def within_bound(found: Iterable[LabelSource], queued: Mapping[str, int], most: 
             room[one.tenant] = left - 1
             kept.append(one)
     return kept
+
+
+def erasable(item: WorkItem) -> list[tuple[str, str]]:
+    """Kinds and names of the tombstones any of which keeps the item out of the queue. Pure."""
+    request = item.request
+    found = [(REQUEST, request.request_id), (REQUEST, request.replay_of), (CONVERSATION, request.conversation_id)]
+    if item.history:
+        found.append((HISTORY, request.conversation_id))
+    return [(kind, storable(name)) for kind, name in found if name is not None]
 
 
 class LabelCollector(Watch):
@@ -196,14 +207,18 @@ class LabelCollector(Watch):
         # A topic that was made anew has other records at the same offsets.
         is_its_own = item is not None and (item.tenant, item.request.request_id) == (one.tenant, one.request_id)
         content = json_text(input_of(item)) if item is not None and is_its_own else None
-        if content is None or len(content) > MOST_INPUT_CHARS:
+        if item is None or content is None or len(content) > MOST_INPUT_CHARS:
             self._pass_over(one)
             return
+        about = erasable(item)
         values = {
             "tenant": one.tenant,
             "request_id": one.request_id,
+            "conversation_id": storable(item.request.conversation_id),
             "origin": one.origin,
             "input": content,
+            "kinds": [kind for kind, _ in about],
+            "names": [name for _, name in about],
             "now_ms": self._wall_clock(),
         }
         try:

@@ -209,7 +209,7 @@ TURNS = Table(
 
 _FEEDBACK_SAID = ("thumb", "rating", "correction", "tags", "comment")
 _FEEDBACK_ORDER = ("given_at_ms", *_LOG)
-_ANSWERED_BY = {"model": "text", "model_version": "text", "arm": "text"}
+_ANSWERED_BY = {"model": "text", "model_version": "text", "arm": "text", "conversation_id": "text"}
 _FEEDBACK_KEY = ("tenant", "request_id", "given_by")
 
 

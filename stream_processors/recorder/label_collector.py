@@ -36,6 +36,7 @@ MOST_INPUT_CHARS = 524_288
 _OVERLAP_MS = 600_000
 """A look sees results from so long before the last one: they are recorded a little later than they are from."""
 _MOST_AT_ONCE = 200
+_MOST_REMOVED_AT_ONCE = 1_000
 _MOST_REMEMBERED = 10_000
 _INTERVAL_S = 30.0
 _CALL_TIMEOUT_S = 10.0
@@ -43,10 +44,26 @@ _SHARES = 65_536
 
 _HITS = [hit.value for hit in (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)]
 
+NEED_CONSENT = ("label_items",)
+"""Tables whose rows go when their tenant does not allow evaluation any more; their keys begin with the tenant."""
+# From one tenant to the next in the index of the key, not through all rows.
 _WITHDRAWN = """
-DELETE FROM label_items WHERE NOT EXISTS (
-    SELECT FROM tenants WHERE tenants.tenant = label_items.tenant AND tenants.evaluation = %s
+WITH RECURSIVE holder AS (
+    (SELECT tenant FROM {table} ORDER BY tenant LIMIT 1)
+    UNION ALL
+    SELECT (SELECT kept.tenant FROM {table} AS kept WHERE kept.tenant > holder.tenant ORDER BY kept.tenant LIMIT 1)
+    FROM holder WHERE holder.tenant IS NOT NULL
 )
+SELECT tenant FROM holder WHERE tenant IS NOT NULL AND NOT EXISTS (
+    SELECT FROM tenants WHERE tenants.tenant = holder.tenant AND tenants.evaluation = %s
+)
+"""
+_REMOVE = """
+DELETE FROM {table} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {table} WHERE tenant = %(tenant)s AND NOT EXISTS (
+        SELECT FROM tenants WHERE tenant = %(tenant)s AND evaluation = %(allowed)s
+    ) LIMIT %(most)s
+))
 """
 _OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
@@ -92,15 +109,16 @@ WITH answer AS (
         )
     ORDER BY outcome <> 'ok', replied_at_ms DESC LIMIT 1 FOR SHARE
 )
-INSERT INTO label_items (tenant, request_id, conversation_id, origin, model, model_version, arm, task, input, output, guardrails,
-    correction, answered_at_ms, queued_at_ms)
+INSERT INTO label_items (tenant, request_id, conversation_id, origin, model, model_version, arm, task, input, output,
+    guardrails, correction, answered_at_ms, queued_at_ms)
 SELECT tenant, request_id, %(conversation_id)s, %(origin)s, model, model_version, arm, coalesce(task, ''), %(input)s,
     coalesce(output, '{}'), guardrails, (
         SELECT correction FROM feedback
         WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_id AND correction IS NOT NULL
         ORDER BY given_at_ms DESC LIMIT 1
     ), replied_at_ms, %(now_ms)s
-FROM answer ON CONFLICT (tenant, request_id) DO NOTHING
+FROM answer WHERE EXISTS (SELECT FROM tenants WHERE tenant = %(tenant)s AND evaluation = %(allowed)s)
+ON CONFLICT (tenant, request_id) DO NOTHING
 """
 
 
@@ -167,6 +185,7 @@ class LabelCollector(Watch):
         """Remove what is not allowed any more, and queue what is new, once."""
         began_ms = self._wall_clock()
         try:
+            self._remove_withdrawn()
             found, are_all = self._found(began_ms)
             for one in found:
                 if self._stopping.is_set():
@@ -179,10 +198,26 @@ class LabelCollector(Watch):
         except WorkItemLogError as error:
             log.warning("labels_not_queued", reason=str(error))
 
+    def _remove_withdrawn(self) -> None:
+        """Remove the rows of tenants that do not allow evaluation any more, in transactions of their own: whatever else
+        a look fails at, and however much there is, they go."""
+        for table in NEED_CONSENT:
+            with self._kept.transaction(ALL_TENANTS) as connection:
+                query = _WITHDRAWN.format(table=table).encode()
+                tenants = [tenant for (tenant,) in connection.execute(query, (EvaluationConsent.ALLOWED.value,))]
+            for tenant in tenants:
+                self._remove_rows(table, tenant)
+
+    def _remove_rows(self, table: str, tenant: str) -> None:
+        asked = {"tenant": tenant, "allowed": EvaluationConsent.ALLOWED.value, "most": _MOST_REMOVED_AT_ONCE}
+        removed = _MOST_REMOVED_AT_ONCE
+        while removed == _MOST_REMOVED_AT_ONCE and not self._stopping.is_set():
+            with self._kept.transaction(ALL_TENANTS) as connection:
+                removed = connection.execute(_REMOVE.format(table=table).encode(), asked).rowcount
+
     def _found(self, at_ms: int) -> tuple[list[LabelSource], bool]:
         """Some of what is to be queued, and whether there was no more."""
         with self._kept.transaction(ALL_TENANTS) as connection:
-            connection.execute(_WITHDRAWN, (EvaluationConsent.ALLOWED.value,))
             queued = {tenant: int(count) for tenant, count in connection.execute(_OPEN)}
             asked = {
                 "allowed": EvaluationConsent.ALLOWED.value,
@@ -214,6 +249,7 @@ class LabelCollector(Watch):
         values = {
             "tenant": one.tenant,
             "request_id": one.request_id,
+            "allowed": EvaluationConsent.ALLOWED.value,
             "conversation_id": storable(item.request.conversation_id),
             "origin": one.origin,
             "input": content,

@@ -1,0 +1,47 @@
+"""The thread that fills the labelling queue, on a real Postgres: consent, bounds, and what a look that fails leaves."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from stream_processors.recorder import label_collector
+from tests.kit.label_kit import LabelBench
+from tests.kit.stack import PostgresServer
+
+pytestmark = [pytest.mark.broker, pytest.mark.full]
+
+
+@pytest.fixture
+def bench(migrated: PostgresServer) -> Iterator[LabelBench]:
+    made = LabelBench(migrated)
+    made.allow("acme")
+    yield made
+    made.close()
+
+
+def test_items_go_with_the_consent_also_while_no_candidate_can_be_found(
+    bench: LabelBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.allow("globex", "initech")
+    for number, tenant in enumerate(("acme", "globex", "initech"), start=1):
+        bench.answered(number, 10 + number, tenant=tenant)
+        bench.rated(number, 10 + number, tenant=tenant)
+    bench.collector.look()
+    assert bench.queued() == [1, 11, 2, 12, 3, 13]
+    bench.allow("globex", evaluation="denied")
+    monkeypatch.setattr(label_collector, "_CANDIDATES", "SELECT 1 / 0")
+    monkeypatch.setattr(label_collector, "_MOST_REMOVED_AT_ONCE", 1)
+    bench.collector.look()
+    assert bench.queued() == [1, 11, 3, 13]
+    bench.as_owner("DELETE FROM tenants WHERE tenant = 'acme'")
+    bench.collector.look()
+    assert bench.queued() == [3, 13], "nor are those of a tenant kept that was removed"
+
+
+def test_nothing_is_queued_of_a_tenant_that_withdraws_while_its_work_is_read(bench: LabelBench) -> None:
+    bench.answered(1, 2)
+    bench.rated(1, 2)
+    bench.works.on_read = lambda: bench.allow("acme", evaluation="denied")
+    bench.collector.look()
+    assert bench.works.reads > 0
+    assert bench.queued() == []

@@ -4,7 +4,7 @@ Only of tenants that allow evaluation; when a tenant does not any more, its item
 read from the log, which Postgres does not have.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -37,6 +37,8 @@ _OVERLAP_MS = 600_000
 """A look sees results from so long before the last one: they are recorded a little later than they are from."""
 _MOST_AT_ONCE = 200
 _MOST_REMOVED_AT_ONCE = 1_000
+_MOST_FAILURES = 5
+"""Reads that may fail in one look. One costs up to 2 s; one that always fails must not keep the others out."""
 _MOST_REMEMBERED = 10_000
 _INTERVAL_S = 30.0
 _CALL_TIMEOUT_S = 10.0
@@ -187,16 +189,28 @@ class LabelCollector(Watch):
         try:
             self._remove_withdrawn()
             found, are_all = self._found(began_ms)
-            for one in found:
-                if self._stopping.is_set():
-                    return
-                self._queue(one)
-            if are_all:
+            if self._queue_all(found) and are_all:
                 self._looked_at_ms = began_ms
         except psycopg.Error as error:
             log.warning("labels_not_queued", reason=reason(error))
-        except WorkItemLogError as error:
-            log.warning("labels_not_queued", reason=str(error))
+        finally:
+            self._works.close()
+
+    def _queue_all(self, found: Sequence[LabelSource]) -> bool:
+        """Queue these. Returns whether each is queued now, or never can be."""
+        failures = []
+        for one in found:
+            if self._stopping.is_set():
+                return False
+            try:
+                self._queue(one)
+            except WorkItemLogError as error:
+                failures.append(str(error))
+                if len(failures) == _MOST_FAILURES:
+                    break
+        if failures:
+            log.warning("labels_not_queued", reason=failures[-1], failures=len(failures))
+        return not failures
 
     def _remove_withdrawn(self) -> None:
         """Remove the rows of tenants that do not allow evaluation any more, in transactions of their own: whatever else

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from stream_processors.recorder import label_collector
+from stream_processors.recorder.label_sources import WorkItemLogError
 from tests.kit.label_kit import LabelBench
 from tests.kit.stack import PostgresServer
 
@@ -45,3 +46,23 @@ def test_nothing_is_queued_of_a_tenant_that_withdraws_while_its_work_is_read(ben
     bench.collector.look()
     assert bench.works.reads > 0
     assert bench.queued() == []
+
+
+def test_reads_that_fail_keep_no_other_item_out_and_are_tried_again(bench: LabelBench) -> None:
+    bench.answered(*range(1, 11))
+    bench.rated(*range(1, 11))
+    bench.works.failing = {number: WorkItemLogError("the broker is away") for number in range(1, 5)}
+    bench.collector.look()
+    assert bench.queued() == [5, 6, 7, 8, 9, 10]
+    bench.works.failing.clear()
+    bench.collector.look()
+    assert bench.queued() == list(range(1, 11))
+    assert bench.works.closed == 2, "nothing is read between two looks"
+
+
+def test_a_look_ends_when_too_many_reads_fail(bench: LabelBench) -> None:
+    bench.answered(*range(1, 11))
+    bench.rated(*range(1, 11))
+    bench.works.failing = {number: WorkItemLogError("the broker is away") for number in range(1, 11)}
+    bench.collector.look()
+    assert (bench.works.reads, bench.queued()) == (5, [])

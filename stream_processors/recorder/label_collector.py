@@ -13,6 +13,7 @@ from fairlane import metrics
 from fairlane.clock import ClockMs, now_ms
 from fairlane.feedback import FLAGGED
 from fairlane.logs import get_logger
+from fairlane.names import PRIORITY_PREFIX
 from fairlane.outcomes import EvaluationConsent, GuardrailResult
 from fairlane.records import SourceCoordinate, WorkItem
 from fairlane.settings import Settings
@@ -29,12 +30,13 @@ APPLICATION_NAME = "fairlane-label-collector"
 LOW_RATING = 0.5
 """An output with a rating below this is queued."""
 WINDOW_MS = 86_400_000
-"""What was rated, or answered, longer ago is not queued any more."""
+"""What was rated, or recorded, longer ago is not queued any more."""
 MOST_INPUT_CHARS = 524_288
 """Of the JSON of one item's input; larger ones are not queued."""
 
-_OVERLAP_MS = 600_000
-"""A look sees results from so long before the last one: they are recorded a little later than they are from."""
+_OVERLAP_MS = 60_000
+"""A look sees what was recorded from so long before the last one: rows have the time at which their transaction began,
+and a recorder's takes 15 s at most."""
 _MOST_AT_ONCE = 200
 _MOST_REMOVED_AT_ONCE = 1_000
 _MOST_FAILURES = 5
@@ -44,7 +46,10 @@ _INTERVAL_S = 30.0
 _CALL_TIMEOUT_S = 10.0
 _SHARES = 65_536
 
-_HITS = [hit.value for hit in (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)]
+_HITS = (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)
+# As the index `results_of_guardrail_hits` has it, in revision 0036.
+_IS_HIT = " || ".join(f'@ == "{hit}"' for hit in _HITS)
+_HIT = f"model_version IS NOT NULL AND guardrails @? '$[*].verdict ? ({_IS_HIT})'"
 
 NEED_CONSENT = ("label_items",)
 """Tables whose rows go when their tenant does not allow evaluation any more; their keys begin with the tenant."""
@@ -67,20 +72,20 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
     ) LIMIT %(most)s
 ))
 """
+_NOW = "SELECT floor(extract(epoch FROM now()) * 1000)::bigint"
 _OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
-# with the place of the last work item; in any order, so that none keeps others out.
-_CANDIDATES = """
+# with the place of the last work item, which an answer from a cache does not have; in any order, so that none keeps
+# others out. Conditions compare plain columns: behind a policy, one of an expression is no condition of an index.
+_CANDIDATES = f"""
 WITH allowed AS (
     SELECT tenant FROM tenants WHERE evaluation = %(allowed)s AND tenant <> ALL(%(full)s)
 ), found AS (
     SELECT tenant, request_id, 'feedback' AS origin FROM feedback JOIN allowed USING (tenant)
-    WHERE given_at_ms + 0 > %(given_since_ms)s AND model IS NOT NULL AND (rating < %(low)s OR tags ? %(flagged)s)
+    WHERE given_at_ms > %(given_since_ms)s AND model IS NOT NULL AND (rating < %(low)s OR tags ? %(flagged)s)
     UNION ALL
     SELECT tenant, request_id, 'guardrail' FROM results JOIN allowed USING (tenant)
-    WHERE replied_at_ms + 0 > %(replied_since_ms)s AND model_version IS NOT NULL AND guardrails <> '[]' AND EXISTS (
-        SELECT FROM jsonb_array_elements(guardrails) AS verdict WHERE verdict ->> 'verdict' = ANY(%(hits)s)
-    )
+    WHERE recorded_at > to_timestamp(%(recorded_since_ms)s / 1000.0) AND {_HIT}
 ), sampled AS (
     SELECT DISTINCT ON (tenant, request_id) tenant, request_id, origin FROM found
     WHERE get_byte(sha256(convert_to(request_id, 'UTF8')), 0) * 256
@@ -90,7 +95,7 @@ WITH allowed AS (
     SELECT DISTINCT ON (sampled.tenant, sampled.request_id) sampled.tenant, sampled.request_id, sampled.origin,
         usage.work_topic, usage.work_partition, usage.work_offset
     FROM sampled JOIN usage ON usage.request_id = sampled.request_id AND usage.tenant = sampled.tenant
-    WHERE NOT EXISTS (
+    WHERE starts_with(usage.work_topic, %(priority)s) AND NOT EXISTS (
         SELECT FROM label_items AS item WHERE item.tenant = sampled.tenant AND item.request_id = sampled.request_id
     ) AND (sampled.tenant, sampled.request_id) NOT IN (
         SELECT * FROM unnest(%(passed_tenants)s::text[], %(passed)s::text[])
@@ -98,7 +103,7 @@ WITH allowed AS (
     ORDER BY sampled.tenant, sampled.request_id, usage.occurred_at_ms DESC
 )
 SELECT * FROM worked ORDER BY random() LIMIT %(most)s
-"""
+"""  # noqa: S608 - our own names
 _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 # The result is locked until the item is committed: an erasure deletes it first, and then the item.
 _QUEUE = """
@@ -174,7 +179,7 @@ class LabelCollector(Watch):
         self._share = round(settings.labels_sample_rate * _SHARES)
         self._wall_clock = wall_clock
         self._looked_at_ms = 0
-        """When the last look began that saw everything."""
+        """When the last look began that left nothing, by the clock of Postgres."""
         self._passed: dict[tuple[str, str], None] = {}
         """What cannot be queued, the oldest first: its work is not in the log, or its input too large."""
 
@@ -185,12 +190,11 @@ class LabelCollector(Watch):
 
     def look(self) -> None:
         """Remove what is not allowed any more, and queue what is new, once."""
-        began_ms = self._wall_clock()
         try:
             self._remove_withdrawn()
-            found, are_all = self._found(began_ms)
-            if self._queue_all(found) and are_all:
-                self._looked_at_ms = began_ms
+            found, at_ms = self._found()
+            if self._queue_all(found) and at_ms is not None:
+                self._looked_at_ms = at_ms
         except psycopg.Error as error:
             log.warning("labels_not_queued", reason=reason(error))
         finally:
@@ -229,27 +233,32 @@ class LabelCollector(Watch):
             with self._kept.transaction(ALL_TENANTS) as connection:
                 removed = connection.execute(_REMOVE.format(table=table).encode(), asked).rowcount
 
-    def _found(self, at_ms: int) -> tuple[list[LabelSource], bool]:
-        """Some of what is to be queued, and whether there was no more."""
+    def _found(self) -> tuple[list[LabelSource], int | None]:
+        """Some of what is to be queued, and the time up to which that is all; None if it is not. A tenant that has as
+        many items as it may gets the others when it has fewer."""
         with self._kept.transaction(ALL_TENANTS) as connection:
+            at_ms = next(int(now) for (now,) in connection.execute(_NOW))
             queued = {tenant: int(count) for tenant, count in connection.execute(_OPEN)}
+            full = [tenant for tenant, count in queued.items() if count >= self._most_open]
             asked = {
                 "allowed": EvaluationConsent.ALLOWED.value,
-                "full": [tenant for tenant, count in queued.items() if count >= self._most_open],
+                "full": full,
                 "given_since_ms": at_ms - WINDOW_MS,
-                # All results of a day are many; feedback is little, and may get its model late.
-                "replied_since_ms": max(at_ms - WINDOW_MS, self._looked_at_ms - _OVERLAP_MS),
+                # Feedback may get its model late.
+                "recorded_since_ms": max(at_ms - WINDOW_MS, self._looked_at_ms - _OVERLAP_MS),
                 "low": LOW_RATING,
                 "flagged": FLAGGED,
-                "hits": _HITS,
                 "share": self._share,
+                "priority": PRIORITY_PREFIX,
                 "passed_tenants": [tenant for tenant, _ in self._passed],
                 "passed": [request_id for _, request_id in self._passed],
                 "most": _MOST_AT_ONCE,
             }
             rows = connection.execute(_CANDIDATES, asked).fetchall()
         found = [LabelSource(tenant, one, origin, SourceCoordinate(*work)) for tenant, one, origin, *work in rows]
-        return within_bound(found, queued, self._most_open), len(found) < _MOST_AT_ONCE
+        kept = within_bound(found, queued, self._most_open)
+        are_all = not full and len(kept) == len(found) < _MOST_AT_ONCE
+        return kept, at_ms if are_all else None
 
     def _queue(self, one: LabelSource) -> None:
         item = self._works.read(one.work)

@@ -4,12 +4,15 @@ from collections.abc import Iterator
 
 import pytest
 
+from fairlane.guardrail_records import GuardrailVerdict
 from stream_processors.recorder import label_collector
 from stream_processors.recorder.label_sources import WorkItemLogError
 from tests.kit.label_kit import LabelBench
 from tests.kit.stack import PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.full]
+
+HIT = (GuardrailVerdict("output", "pii", "redacted", ("email",)),)
 
 
 @pytest.fixture
@@ -18,6 +21,12 @@ def bench(migrated: PostgresServer) -> Iterator[LabelBench]:
     made.allow("acme")
     yield made
     made.close()
+
+
+@pytest.fixture
+def no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look sees what was recorded since the last one that left nothing, and no earlier row."""
+    monkeypatch.setattr(label_collector, "_OVERLAP_MS", 0)
 
 
 def test_items_go_with_the_consent_also_while_no_candidate_can_be_found(
@@ -66,3 +75,57 @@ def test_a_look_ends_when_too_many_reads_fail(bench: LabelBench) -> None:
     bench.works.failing = {number: WorkItemLogError("the broker is away") for number in range(1, 11)}
     bench.collector.look()
     assert (bench.works.reads, bench.queued()) == (5, [])
+
+
+@pytest.mark.usefixtures("no_overlap")
+def test_a_hit_of_a_tenant_that_was_full_is_queued_when_it_has_room(bench: LabelBench) -> None:
+    bench.answered(1)
+    bench.rated(1)
+    collector = bench.collect_with(labels_max_open=1)
+    collector.look()
+    bench.answered(2, guardrails=HIT)
+    for _ in range(2):
+        collector.look()
+    assert bench.queued() == [1]
+    bench.as_owner("UPDATE label_items SET state = 'dismissed'")
+    collector.look()
+    assert bench.queued() == [1, 2]
+
+
+@pytest.mark.usefixtures("no_overlap")
+def test_a_hit_that_the_bound_dropped_is_queued_later(bench: LabelBench) -> None:
+    bench.answered(1, 2, guardrails=HIT)
+    collector = bench.collect_with(labels_max_open=1)
+    collector.look()
+    assert len(bench.queued()) == 1
+    bench.as_owner("UPDATE label_items SET state = 'dismissed'")
+    collector.look()
+    assert bench.queued() == [1, 2]
+
+
+def test_a_hit_that_is_recorded_long_after_its_reply_is_queued(bench: LabelBench) -> None:
+    bench.collector.look()
+    bench.answered(1, guardrails=HIT)
+    bench.as_owner("UPDATE results SET replied_at_ms = replied_at_ms - 7200000")
+    bench.collector.look()
+    assert bench.queued() == [1]
+
+
+@pytest.mark.usefixtures("no_overlap")
+def test_a_look_that_left_nothing_is_not_repeated(bench: LabelBench) -> None:
+    bench.answered(1, guardrails=HIT)
+    bench.collector.look()
+    bench.as_owner("DELETE FROM label_items")
+    bench.collector.look()
+    assert bench.queued() == [], "the second look begins where the first one ended"
+
+
+def test_answers_from_a_cache_keep_nothing_else_out(bench: LabelBench, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(label_collector, "_MOST_AT_ONCE", 4)
+    bench.answered(*range(100, 120), topic="requests")
+    bench.rated(*range(100, 120))
+    bench.answered(1, 2, 3)
+    bench.rated(1, 2, 3)
+    bench.collector.look()
+    assert bench.queued() == [1, 2, 3]
+    assert bench.works.reads == 3, "there is no work of a cached answer"

@@ -180,7 +180,15 @@ BEGIN
 END $body$;
 """
 
+# What the recorder looks for twice a minute. The hits are as in `label_collector.py`.
+CANDIDATES = """
+CREATE INDEX results_of_guardrail_hits ON results (tenant, recorded_at)
+    WHERE model_version IS NOT NULL
+        AND guardrails @? '$[*].verdict ? (@ == "logged" || @ == "redacted" || @ == "blocked")';
+CREATE INDEX feedback_by_time ON feedback (tenant, given_at_ms);
+"""
+
 
 def upgrade() -> None:
     """Add the columns and the indices, and change two functions, which keep their rights."""
-    execute(CONVERSATIONS, OF_LABELS, REQUEST, STEP)
+    execute(CONVERSATIONS, OF_LABELS, REQUEST, STEP, CANDIDATES)

@@ -73,7 +73,8 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
 ))
 """
 _NOW = "SELECT floor(extract(epoch FROM now()) * 1000)::bigint"
-_OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
+_IS_OPEN = "state = 'open'"
+_OPEN = f"SELECT tenant, count(*) FROM label_items WHERE {_IS_OPEN} GROUP BY tenant"  # noqa: S608 - our own names
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
 # with the place of the last work item, which an answer from a cache does not have; in any order, so that none keeps
 # others out. Conditions compare plain columns: behind a policy, one of an expression is no condition of an index.
@@ -105,6 +106,9 @@ WITH allowed AS (
 SELECT * FROM worked ORDER BY random() LIMIT %(most)s
 """  # noqa: S608 - our own names
 _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
+# Recorders that queue items of one tenant count them one after another.
+_LOCK_TENANT = "SELECT pg_advisory_xact_lock(hashtextextended('fairlane.labels.' || %s, 0))"
+_OPEN_OF_TENANT = f"SELECT count(*) FROM label_items WHERE tenant = %s AND {_IS_OPEN}"  # noqa: S608 - our own names
 # The result is locked until the item is committed: an erasure deletes it first, and then the item.
 _QUEUE = """
 WITH answer AS (
@@ -181,7 +185,8 @@ class LabelCollector(Watch):
         self._looked_at_ms = 0
         """When the last look began that left nothing, by the clock of Postgres."""
         self._passed: dict[tuple[str, str], None] = {}
-        """What cannot be queued, the oldest first: its work is not in the log, or its input too large."""
+        """What cannot be queued, the oldest first: its work is not in the log, its input is too large, or it is
+        erased."""
 
     def close(self) -> None:
         """Disconnect one whose thread was never started; the thread does it at its end."""
@@ -202,19 +207,19 @@ class LabelCollector(Watch):
 
     def _queue_all(self, found: Sequence[LabelSource]) -> bool:
         """Queue these. Returns whether each is queued now, or never can be."""
-        failures = []
+        failures, are_all = [], True
         for one in found:
             if self._stopping.is_set():
                 return False
             try:
-                self._queue(one)
+                are_all &= self._queue(one)
             except WorkItemLogError as error:
                 failures.append(str(error))
                 if len(failures) == _MOST_FAILURES:
                     break
         if failures:
             log.warning("labels_not_queued", reason=failures[-1], failures=len(failures))
-        return not failures
+        return are_all and not failures
 
     def _remove_withdrawn(self) -> None:
         """Remove the rows of tenants that do not allow evaluation any more, in transactions of their own: whatever else
@@ -260,14 +265,16 @@ class LabelCollector(Watch):
         are_all = not full and len(kept) == len(found) < _MOST_AT_ONCE
         return kept, at_ms if are_all else None
 
-    def _queue(self, one: LabelSource) -> None:
+    def _queue(self, one: LabelSource) -> bool:
+        """Queue an output, or remember that it never can be. Returns False when its tenant has as many items as it
+        may. Raises WorkItemLogError, psycopg.Error."""
         item = self._works.read(one.work)
         # A topic that was made anew has other records at the same offsets.
         is_its_own = item is not None and (item.tenant, item.request.request_id) == (one.tenant, one.request_id)
         content = json_text(input_of(item)) if item is not None and is_its_own else None
         if item is None or content is None or len(content) > MOST_INPUT_CHARS:
             self._pass_over(one)
-            return
+            return True
         about = erasable(item)
         values = {
             "tenant": one.tenant,
@@ -283,14 +290,22 @@ class LabelCollector(Watch):
         try:
             with self._kept.transaction(ALL_TENANTS) as connection:
                 connection.execute(_LOCK_ERASURES)
+                connection.execute(_LOCK_TENANT, (one.tenant,))
+                if (
+                    next(int(count) for (count,) in connection.execute(_OPEN_OF_TENANT, (one.tenant,)))
+                    >= self._most_open
+                ):
+                    return False
                 is_new = connection.execute(_QUEUE, values).rowcount == 1
         except psycopg.Error as error:
             if not is_value_error(error):
                 raise
-            self._pass_over(one)
-            return
+            is_new = False
         if is_new:
             metrics.LABELS_QUEUED.labels(origin=one.origin).inc()
+        else:
+            self._pass_over(one)
+        return True
 
     def _pass_over(self, one: LabelSource) -> None:
         self._passed[one.tenant, one.request_id] = None

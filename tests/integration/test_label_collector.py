@@ -1,14 +1,18 @@
 """The thread that fills the labelling queue, on a real Postgres: consent, bounds, and what a look that fails leaves."""
 
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from fairlane.guardrail_records import GuardrailVerdict
 from stream_processors.recorder import label_collector
+from stream_processors.recorder.label_collector import LabelCollector
 from stream_processors.recorder.label_sources import WorkItemLogError
 from tests.kit.label_kit import LabelBench
 from tests.kit.stack import PostgresServer
+from tests.kit.waiting import PATIENCE_S
 
 pytestmark = [pytest.mark.broker, pytest.mark.full]
 
@@ -129,3 +133,21 @@ def test_answers_from_a_cache_keep_nothing_else_out(bench: LabelBench, monkeypat
     bench.collector.look()
     assert bench.queued() == [1, 2, 3]
     assert bench.works.reads == 3, "there is no work of a cached answer"
+
+
+def test_recorders_that_look_at_once_queue_no_more_than_the_bound(bench: LabelBench) -> None:
+    bench.answered(*range(1, 21))
+    bench.rated(*range(1, 21))
+    both_found = threading.Barrier(2)
+    waited = threading.local()
+
+    def read_together() -> None:
+        if not getattr(waited, "once", False):
+            waited.once = True
+            both_found.wait(PATIENCE_S)
+
+    bench.works.on_read = read_together
+    collectors = [bench.collect_with(labels_max_open=5) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        list(pool.map(LabelCollector.look, collectors))
+    assert len(bench.queued()) == 5

@@ -73,6 +73,7 @@ class FeedbackWatch(Watch):
             with self._kept.transaction(ALL_TENANTS) as connection:
                 missed = connection.execute(_MISSED, (_MOST_AT_ONCE,)).fetchall()
                 add_what_answered(connection, [tenant for tenant, _ in missed], [one for _, one in missed])
+            with self._kept.transaction(ALL_TENANTS) as connection:
                 sums = read_feedback_scores(connection, self._wall_clock() - SHOWN_MS, most=_MOST_SHOWN)
         except psycopg.Error as error:
             log.warning("feedback_not_summed_up", reason=reason(error))

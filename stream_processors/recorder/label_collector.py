@@ -242,7 +242,7 @@ class LabelCollector(Watch):
         """Some of what is to be queued, and the time up to which that is all; None if it is not. A tenant that has as
         many items as it may gets the others when it has fewer."""
         with self._kept.transaction(ALL_TENANTS) as connection:
-            at_ms = next(int(now) for (now,) in connection.execute(_NOW))
+            (at_ms,) = connection.execute(_NOW).fetchone() or (0,)
             queued = {tenant: int(count) for tenant, count in connection.execute(_OPEN)}
             full = [tenant for tenant, count in queued.items() if count >= self._most_open]
             asked = {
@@ -291,10 +291,8 @@ class LabelCollector(Watch):
             with self._kept.transaction(ALL_TENANTS) as connection:
                 connection.execute(_LOCK_ERASURES)
                 connection.execute(_LOCK_TENANT, (one.tenant,))
-                if (
-                    next(int(count) for (count,) in connection.execute(_OPEN_OF_TENANT, (one.tenant,)))
-                    >= self._most_open
-                ):
+                (count,) = connection.execute(_OPEN_OF_TENANT, (one.tenant,)).fetchone() or (0,)
+                if count >= self._most_open:
                     return False
                 is_new = connection.execute(_QUEUE, values).rowcount == 1
         except psycopg.Error as error:

@@ -188,7 +188,67 @@ CREATE INDEX results_of_guardrail_hits ON results (tenant, recorded_at)
 CREATE INDEX feedback_by_time ON feedback (tenant, given_at_ms);
 """
 
+# For satisfaction by model, and for the item that a reviewer has.
+LOOKED_FOR = """
+CREATE INDEX feedback_of_all_models ON feedback (given_at_ms) WHERE rating IS NOT NULL;
+CREATE INDEX label_items_leased ON label_items (tenant, lease_holder) WHERE lease_holder IS NOT NULL;
+"""
+
+# As in revision 0029. Behind a policy, a comparison of an expression is no condition of an index: it would be a filter
+# of all rows when none is old. So the oldest are taken by the order of the index alone, and compared then.
+RETENTION = """
+CREATE OR REPLACE FUNCTION remove_old_rows(wanted_table text, wanted_before_ms bigint, most integer)
+RETURNS TABLE (removed bigint, oldest_ms bigint)
+LANGUAGE plpgsql VOLATILE SECURITY DEFINER ROWS 1 SET search_path = public, pg_temp AS $body$
+DECLARE
+    acting_for text := current_setting('fairlane.tenant', true);
+    age text;
+    least_ms bigint;
+    before_ms bigint;
+    oldest text;
+BEGIN
+    SELECT known.age, known.least_ms INTO age, least_ms FROM (VALUES
+        ('results', 'replied_at_ms + 0', 3600000),
+        ('usage', 'occurred_at_ms + 0', 86400000),
+        ('usage_daily', '(day - date ''1970-01-01'') * 86400000::bigint', 86400000),
+        ('usage_daily_callers', '(day - date ''1970-01-01'') * 86400000::bigint', 86400000),
+        ('usage_hourly', 'hour * 3600000', 86400000),
+        ('audit_logs', 'occurred_at_ms + 0', 86400000),
+        ('conversation_turns', 'replied_at_ms', 0),
+        ('erasures', 'requested_at_ms + 0', 86400000),
+        ('erased', 'kept_until_ms + 0', 0),
+        ('feedback', 'given_at_ms + 0', 3600000),
+        ('label_items', 'queued_at_ms + 0', 3600000)
+    ) AS known (name, age, least_ms) WHERE known.name = wanted_table;
+    IF NOT FOUND THEN
+        RAISE EXCEPTION 'no old rows are removed from %', wanted_table USING ERRCODE = 'invalid_parameter_value';
+    END IF;
+    before_ms := least(wanted_before_ms, floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint - least_ms);
+    PERFORM set_config('fairlane.tenant', '*', true);
+    oldest := format(
+        'SELECT age FROM (SELECT %2$s AS age FROM %1$I ORDER BY %2$s LIMIT 1) AS oldest WHERE age < $1',
+        wanted_table, age
+    );
+    removed := 0;
+    EXECUTE oldest INTO oldest_ms USING before_ms;
+    IF oldest_ms IS NOT NULL THEN
+        -- Locked rows are left for the next run: updates lock rows in another order, so waiting could deadlock.
+        EXECUTE format(
+            'DELETE FROM %1$I WHERE ctid = ANY (ARRAY('
+            'SELECT ctid FROM %1$I WHERE ctid = ANY (ARRAY('
+            'SELECT place FROM (SELECT ctid AS place, %2$s AS age FROM %1$I ORDER BY %2$s LIMIT $2) AS oldest '
+            'WHERE age < $1)) FOR UPDATE SKIP LOCKED))',
+            wanted_table, age
+        ) USING before_ms, most;
+        GET DIAGNOSTICS removed = ROW_COUNT;
+        EXECUTE oldest INTO oldest_ms USING before_ms;
+    END IF;
+    PERFORM set_config('fairlane.tenant', coalesce(acting_for, ''), true);
+    RETURN NEXT;
+END $body$;
+"""
+
 
 def upgrade() -> None:
-    """Add the columns and the indices, and change two functions, which keep their rights."""
-    execute(CONVERSATIONS, OF_LABELS, REQUEST, STEP, CANDIDATES)
+    """Add the columns and the indices, and change three functions, which keep their rights."""
+    execute(CONVERSATIONS, OF_LABELS, REQUEST, STEP, CANDIDATES, LOOKED_FOR, RETENTION)

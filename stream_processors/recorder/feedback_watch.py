@@ -22,10 +22,22 @@ _MOST_AT_ONCE = 1_000
 _INTERVAL_S = 60.0
 _CALL_TIMEOUT_S = 10.0
 
-# Two recorders that store a result and its feedback at once do not see each other's rows.
+# Two recorders that store a result and its feedback at once do not see each other's rows: the later of the two was
+# recorded some seconds ago when it is found. Feedback without a result counts for nobody's bound.
 _MISSED = """
-SELECT tenant, request_id FROM feedback WHERE model IS NULL AND recorded_at > now() - interval '1 hour'
-ORDER BY recorded_at DESC LIMIT %s
+SELECT DISTINCT feedback.tenant, feedback.request_id
+FROM feedback JOIN results ON results.tenant = feedback.tenant AND results.request_id = feedback.request_id
+WHERE feedback.model IS NULL AND feedback.recorded_at > now() - interval '10 minutes'
+    AND results.model IS NOT NULL AND results.model_version IS NOT NULL
+LIMIT %s
+"""
+# What was said about a request that the tenant never had, or that got no answer, is of no use to anybody. Locked rows
+# are left for the next look: others lock rows in another order, so waiting could deadlock.
+_REMOVE_UNANSWERED = """
+DELETE FROM feedback WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM feedback WHERE model IS NULL AND recorded_at < now() - interval '1 day'
+    LIMIT %s FOR UPDATE SKIP LOCKED
+))
 """
 # An id that was sent again may have more results: the run counts before the refusal, then the last.
 _ANSWERED = b"""
@@ -68,8 +80,9 @@ class FeedbackWatch(Watch):
         self._kept.close()
 
     def look(self) -> None:
-        """Add what answered, and show the ratings of the last day, once."""
+        """Add what answered, remove what nothing answered, and show the ratings of the last day, once."""
         try:
+            self._remove_unanswered()
             with self._kept.transaction(ALL_TENANTS) as connection:
                 missed = connection.execute(_MISSED, (_MOST_AT_ONCE,)).fetchall()
                 add_what_answered(connection, [tenant for tenant, _ in missed], [one for _, one in missed])
@@ -79,6 +92,12 @@ class FeedbackWatch(Watch):
             log.warning("feedback_not_summed_up", reason=reason(error))
             return
         self._show({(one.model, one.model_version, one.arm): one for one in sums})
+
+    def _remove_unanswered(self) -> None:
+        removed = _MOST_AT_ONCE
+        while removed == _MOST_AT_ONCE and not self._stopping.is_set():
+            with self._kept.transaction(ALL_TENANTS) as connection:
+                removed = connection.execute(_REMOVE_UNANSWERED, (_MOST_AT_ONCE,)).rowcount
 
     def _show(self, sums: dict[tuple[str, str, str], ScoreSums]) -> None:
         metrics.show(metrics.RATED_REQUESTS, {place: one.count for place, one in sums.items()}, self._shown)

@@ -27,8 +27,8 @@ INSERT INTO feedback (tenant, request_id, given_by, rating, tags, given_at_ms, l
 SELECT 't-' || t, 'r-' || n, 'user', 0, '[]', %(now_ms)s - n * 1728000, 'l', 0, n, 'm-' || mod(n, 20), '1'
 FROM generate_series(1, 20) AS t, generate_series(1, 500) AS n;
 INSERT INTO results (request_id, tenant, outcome, model, model_version, guardrails, passages, degradations,
-    prompt_tokens, completion_tokens, cached_tokens, batch_size, source_topic, source_partition, source_offset, reply_topic,
-    reply_partition, reply_offset, replies_seen, replays_seen, replied_at_ms, recorded_at)
+    prompt_tokens, completion_tokens, cached_tokens, batch_size, source_topic, source_partition, source_offset,
+    reply_topic, reply_partition, reply_offset, replies_seen, replays_seen, replied_at_ms, recorded_at)
 SELECT 'r-' || n, 't-' || t, 'ok', 'm', '1',
     CASE mod(n, 5) WHEN 0 THEN '[{"verdict": "redacted"}]'::jsonb ELSE '[]' END,
     '[]', '[]', 1, 1, 0, 1, 'q', t, n, 'l', t, n, 1, 0, %(now_ms)s - n * 1728000, now() - n * interval '1728 s'

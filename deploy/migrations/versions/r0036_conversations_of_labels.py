@@ -188,8 +188,9 @@ CREATE INDEX results_of_guardrail_hits ON results (tenant, recorded_at)
 CREATE INDEX feedback_by_time ON feedback (tenant, given_at_ms);
 """
 
-# For satisfaction by model, and for the item that a reviewer has.
+# For satisfaction by model, for the item that a reviewer has, and for feedback without a result.
 LOOKED_FOR = """
+CREATE INDEX feedback_without_result ON feedback (recorded_at) WHERE model IS NULL;
 CREATE INDEX feedback_of_all_models ON feedback (given_at_ms) WHERE rating IS NOT NULL;
 CREATE INDEX label_items_leased ON label_items (tenant, lease_holder) WHERE lease_holder IS NOT NULL;
 """

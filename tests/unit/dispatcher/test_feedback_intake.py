@@ -49,7 +49,7 @@ def test_invalid_feedback_is_refused_in_the_audit_without_a_reply_or_a_text(feed
     after(bench, given(feedback))
     assert passed_on(bench) == []
     (event,) = bench.audit()
-    assert (event.tenant, event.decision, event.inputs["field"]) == ("acme", Decision.REFUSED, field)
+    assert (event.tenant, event.decision, event.inputs["field"]) == ("acme", Decision.FEEDBACK_REFUSED, field)
     assert (event.message or "").startswith("feedback: ")
     assert SECRET not in str(event)
     assert not bench.decoded("replies.acme")

@@ -5,10 +5,12 @@ https://platform.openai.com/docs/guides/supervised-fine-tuning#formatting-your-d
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairlane.outcomes import GuardrailResult, Task
+from fairlane.records import Message
+from fairlane_server.conversations.turns import with_history
 from fairlane_server.labelling.decisions import GOOD, GivenLabel
 
 _REVIEWER_ID_DIGITS = 16
@@ -85,9 +87,12 @@ def expected_of(item: AgreedItem) -> str | None:
 
 
 def messages_of(content: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The chat that was asked, with the turns before it; a prompt is a message of the user."""
-    asked = content.get("messages") or ([] if not content.get("prompt") else [_user(content["prompt"])])
-    return [{"role": one["role"], "content": one["content"]} for one in (*(content.get("history") or ()), *asked)]
+    """The chat that the model got: what was asked, with the turns before it; a prompt is a message of the user. Empty
+    for an input without either."""
+    asked, history = ([_message(one) for one in content.get(name) or ()] for name in ("messages", "history"))
+    if not asked and content.get("prompt"):
+        asked = [Message("user", content["prompt"])]
+    return [asdict(one) for one in with_history(asked, history)] if asked else []
 
 
 def provenance_of(item: AgreedItem, tenant: str) -> dict[str, Any]:
@@ -112,5 +117,5 @@ def reviewer_id(tenant: str, reviewer: str) -> str:
     return hashlib.sha256(f"{tenant}\0{reviewer}".encode()).hexdigest()[:_REVIEWER_ID_DIGITS]
 
 
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def _message(plain: Mapping[str, str]) -> Message:
+    return Message(plain["role"], plain["content"])

@@ -14,7 +14,7 @@ from fairlane.clock import ClockMs, now_ms
 from fairlane.feedback import FLAGGED
 from fairlane.logs import get_logger
 from fairlane.names import PRIORITY_PREFIX
-from fairlane.outcomes import EvaluationConsent, GuardrailResult
+from fairlane.outcomes import Degradation, EvaluationConsent, GuardrailResult
 from fairlane.records import SourceCoordinate, WorkItem
 from fairlane.settings import Settings
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, is_value_error, reason
@@ -48,6 +48,9 @@ _SHARES = 65_536
 
 _HITS = (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)
 # As the index `results_of_guardrail_hits` has it, in revision 0036.
+_SHORTENED = frozenset(
+    {Degradation.FEWER_PASSAGES, Degradation.NO_RETRIEVAL, Degradation.SHORTER_CONTEXT, Degradation.NO_HISTORY}
+)
 _IS_HIT = " || ".join(f'@ == "{hit}"' for hit in _HITS)
 _HIT = f"model_version IS NOT NULL AND guardrails @? '$[*].verdict ? ({_IS_HIT})'"
 
@@ -109,16 +112,23 @@ _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 # Recorders that queue items of one tenant count them one after another.
 _LOCK_TENANT = "SELECT pg_advisory_xact_lock(hashtextextended('fairlane.labels.' || %s, 0))"
 _OPEN_OF_TENANT = f"SELECT count(*) FROM label_items WHERE tenant = %s AND {_IS_OPEN}"  # noqa: S608 - our own names
-# The result is locked until the item is committed: an erasure deletes it first, and then the item.
+# The result is locked until the item is committed: an erasure deletes it first, and then the item. It is that of the
+# work: an id that was sent again has several. And that of all of it: a consumer leaves out passages and turns for which
+# the context has no room, and what the model got then is not stored.
 _QUEUE = """
 WITH answer AS (
     SELECT * FROM results WHERE tenant = %(tenant)s AND request_id = %(request_id)s AND model IS NOT NULL
-        AND model_version IS NOT NULL AND NOT EXISTS (
+        AND model_version IS NOT NULL
+        AND (source_topic, source_partition, source_offset) = (%(topic)s, %(partition)s, %(offset)s)
+        AND NOT degradations ?| %(shortened)s
+        AND (outcome <> 'ok' OR jsonb_array_length(passages) = %(passages)s)
+        AND coalesce((history_use ->> 'messages')::integer, %(history)s) = %(history)s
+        AND NOT EXISTS (
             SELECT FROM unnest(%(kinds)s::text[], %(names)s::text[]) AS about (kind, name)
             JOIN erased ON erased.tenant = %(tenant)s AND erased.kind = about.kind
                 AND erased.digest = sha256(convert_to(about.name, 'UTF8'))
         )
-    ORDER BY outcome <> 'ok', replied_at_ms DESC LIMIT 1 FOR SHARE
+    FOR SHARE
 )
 INSERT INTO label_items (tenant, request_id, conversation_id, origin, model, model_version, arm, task, input, output,
     guardrails, correction, answered_at_ms, queued_at_ms)
@@ -185,8 +195,8 @@ class LabelCollector(Watch):
         self._looked_at_ms = 0
         """When the last look began that left nothing, by the clock of Postgres."""
         self._passed: dict[tuple[str, str], None] = {}
-        """What cannot be queued, the oldest first: its work is not in the log, its input is too large, or it is
-        erased."""
+        """What cannot be queued, the oldest first: its work is not in the log, its input is too large, the model got
+        less of it, or it is erased."""
 
     def close(self) -> None:
         """Disconnect one whose thread was never started; the thread does it at its end."""
@@ -283,6 +293,12 @@ class LabelCollector(Watch):
             "conversation_id": storable(item.request.conversation_id),
             "origin": one.origin,
             "input": content,
+            "topic": item.source.topic,
+            "partition": item.source.partition,
+            "offset": item.source.offset,
+            "shortened": sorted(_SHORTENED.difference(item.degradations)),
+            "passages": len(item.passages),
+            "history": len(item.history),
             "kinds": [kind for kind, _ in about],
             "names": [name for _, name in about],
             "now_ms": self._wall_clock(),

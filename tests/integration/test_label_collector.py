@@ -3,14 +3,16 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from fairlane.guardrail_records import GuardrailVerdict
+from fairlane.records import HistoryUse, Output, Passage, PassageReference, SourceCoordinate
 from stream_processors.recorder import label_collector
 from stream_processors.recorder.label_collector import LabelCollector
 from stream_processors.recorder.label_sources import WorkItemLogError
-from tests.kit.label_kit import LabelBench
+from tests.kit.label_kit import QUESTION, LabelBench
 from tests.kit.stack import PostgresServer
 from tests.kit.waiting import PATIENCE_S
 
@@ -151,3 +153,55 @@ def test_recorders_that_look_at_once_queue_no_more_than_the_bound(bench: LabelBe
     with ThreadPoolExecutor(2) as pool:
         list(pool.map(LabelCollector.look, collectors))
     assert len(bench.queued()) == 5
+
+
+@pytest.mark.parametrize(
+    ("reply", "item", "is_queued"),
+    [
+        ({}, {}, True),
+        ({"degradations": ("fewer_passages",)}, {}, False),
+        ({"degradations": ("no_history", "capped_max_tokens")}, {}, False),
+        ({"degradations": ("capped_max_tokens",)}, {"degradations": ("capped_max_tokens",)}, True),
+        # The dispatcher left something out, and the consumer nothing more.
+        (
+            {"degradations": ("fewer_passages",), "passages": (PassageReference("p-1", 1.0),)},
+            {"degradations": ("fewer_passages",), "passages": (Passage("p-1", "text", 1.0),)},
+            True,
+        ),
+        (
+            {"degradations": ("fewer_passages",), "passages": (PassageReference("p-1", 1.0),)},
+            {"degradations": ("fewer_passages",), "passages": tuple(Passage(f"p-{n}", "text", 1.0) for n in range(2))},
+            False,
+        ),
+        (
+            {"degradations": ("shorter_context",), "history_use": HistoryUse(2)},
+            {"degradations": ("shorter_context",), "history": (QUESTION,) * 4},
+            False,
+        ),
+        ({"history_use": HistoryUse(4)}, {"history": (QUESTION,) * 4}, True),
+    ],
+)
+def test_an_answer_of_which_the_model_got_less_than_its_work_is_not_queued(
+    bench: LabelBench, reply: dict[str, Any], item: dict[str, Any], *, is_queued: bool
+) -> None:
+    bench.works.fields[1] = item
+    bench.answered(1, **reply)
+    bench.rated(1)
+    for _ in range(2):
+        bench.collector.look()
+    assert bench.queued() == ([1] if is_queued else [])
+    assert bench.works.reads == 1, "it is asked for once"
+
+
+def test_the_answer_of_an_id_that_was_sent_again_is_that_of_its_work(bench: LabelBench) -> None:
+    again = SourceCoordinate("requests.acme", 0, 77)
+    bench.answered(1, output=Output(text="the second"), source=again)
+    bench.answered(1, outcome="failed", output=None, code="engine_error")
+    bench.works.fields[1] = {"source": again}
+    bench.rated(1)
+    bench.collector.look()
+    assert bench.tables.rows("SELECT output ->> 'text' FROM label_items") == [("the second",)]
+    bench.as_owner("DELETE FROM label_items")
+    bench.works.fields[1] = {"source": SourceCoordinate("requests.acme", 0, 78)}
+    bench.collect_with().look()
+    assert bench.queued() == [], "work whose answer is not recorded"

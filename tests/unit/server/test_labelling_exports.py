@@ -80,6 +80,11 @@ def test_a_fine_tuning_line_is_the_chat_with_the_expected_answer() -> None:
         ]
     }
     assert lines.provenance["request_id"] == "r-1"
+    history = [{"role": "tool", "content": "{}"}, *GOOD.input["history"]]
+    system, asked = {"role": "system", "content": "Be brief."}, GOOD.input["messages"][0]
+    led = fine_tuning_lines(replace(BAD, input={"history": history, "messages": [system, asked]}), "acme")
+    assert led is not None
+    assert led.example["messages"][:4] == [system, *GOOD.input["history"], asked], "as the model got it"
     prompt = fine_tuning_lines(replace(GOOD, input={"prompt": "2 + 2 ="}), "acme")
     assert prompt is not None
     assert prompt.example["messages"][0] == {"role": "user", "content": "2 + 2 ="}

@@ -31,8 +31,8 @@ LOW_RATING = 0.5
 """An output with a rating below this is queued."""
 WINDOW_MS = 86_400_000
 """What was rated, or recorded, longer ago is not queued any more."""
-MOST_INPUT_CHARS = 524_288
-"""Of the JSON of one item's input; larger ones are not queued."""
+MOST_INPUT_BYTES = 524_288
+"""Of the JSON of one item's input, in UTF-8; larger ones are not queued."""
 
 _OVERLAP_MS = 60_000
 """A look sees what was recorded from so long before the last one: rows have the time at which their transaction began,
@@ -282,7 +282,7 @@ class LabelCollector(Watch):
         # A topic that was made anew has other records at the same offsets.
         is_its_own = item is not None and (item.tenant, item.request.request_id) == (one.tenant, one.request_id)
         content = json_text(input_of(item)) if item is not None and is_its_own else None
-        if item is None or content is None or len(content) > MOST_INPUT_CHARS:
+        if item is None or content is None or len(content.encode()) > MOST_INPUT_BYTES:
             self._pass_over(one)
             return True
         about = erasable(item)

@@ -130,7 +130,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             # What answered is added; what an erasure of its conversation covers is deleted.
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
             # Items are made of results, and go with the consent of their tenant.
-            "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
+            "label_items": "SELECT (tenant, request_id, state, gold_label), INSERT, DELETE",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.

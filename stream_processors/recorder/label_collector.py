@@ -76,7 +76,8 @@ DELETE FROM {table} WHERE ctid = ANY (ARRAY(
 ))
 """
 _NOW = "SELECT floor(extract(epoch FROM now()) * 1000)::bigint"
-_IS_OPEN = "state = 'open'"
+# Gold items never close.
+_IS_OPEN = "state = 'open' AND gold_label IS NULL"
 _OPEN = f"SELECT tenant, count(*) FROM label_items WHERE {_IS_OPEN} GROUP BY tenant"  # noqa: S608 - our own names
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
 # with the place of the last work item, which an answer from a cache does not have; in any order, so that none keeps

@@ -188,11 +188,17 @@ CREATE INDEX results_of_guardrail_hits ON results (tenant, recorded_at)
 CREATE INDEX feedback_by_time ON feedback (tenant, given_at_ms);
 """
 
-# For satisfaction by model, for the item that a reviewer has, and for feedback without a result.
+# For satisfaction by model, for feedback without a result, and for the items that reviewers get and that are exported:
+# gold items, whose answer is known, are neither open nor agreed on.
 LOOKED_FOR = """
 CREATE INDEX feedback_without_result ON feedback (recorded_at) WHERE model IS NULL;
 CREATE INDEX feedback_of_all_models ON feedback (given_at_ms) WHERE rating IS NOT NULL;
 CREATE INDEX label_items_leased ON label_items (tenant, lease_holder) WHERE lease_holder IS NOT NULL;
+CREATE INDEX label_items_agreed ON label_items (tenant, closed_at_ms, request_id)
+    WHERE state = 'agreed' AND gold_label IS NULL;
+DROP INDEX label_items_open;
+CREATE INDEX label_items_open ON label_items (tenant, queued_at_ms, request_id)
+    WHERE state = 'open' AND gold_label IS NULL;
 """
 
 # As in revision 0029. Behind a policy, a comparison of an expression is no condition of an index: it would be a filter

@@ -77,11 +77,18 @@ _NEXT_GOLD = f"""{_TAKEABLE}
     AND item.gold_label IS NOT NULL
 ORDER BY md5(item.request_id || %(reviewer)s) LIMIT 1 FOR UPDATE OF item SKIP LOCKED
 """
+# As it is now, and not as it was when the item was queued: what a user took back must not train anything.
+_CORRECTION = """(
+    SELECT correction FROM feedback
+    WHERE feedback.tenant = label_items.tenant AND feedback.request_id = label_items.request_id
+        AND correction IS NOT NULL
+    ORDER BY given_at_ms DESC LIMIT 1
+)"""
 _LOCK = f"{_ITEM} AND item.request_id = %(request_id)s FOR UPDATE OF item"
-_TAKE = """
+_TAKE = f"""
 UPDATE label_items SET lease_holder = %s, lease_until_ms = %s WHERE tenant = %s AND request_id = %s
-RETURNING request_id, task, model, model_version, arm, input, output, correction, lease_until_ms
-"""
+RETURNING request_id, task, model, model_version, arm, input, output, {_CORRECTION}, lease_until_ms
+"""  # noqa: S608 - our own names
 _LABEL = """
 INSERT INTO labels (tenant, request_id, reviewer, label, correction, given_at_ms) VALUES (%s, %s, %s, %s, %s, %s)
 """
@@ -109,19 +116,19 @@ _COUNTS = """
 SELECT CASE WHEN gold_label IS NULL THEN state ELSE 'gold' END, count(*) FROM label_items WHERE tenant = %s
 GROUP BY 1 ORDER BY 1
 """
-_AGREED = """
-SELECT item.request_id, item.origin, item.model, item.model_version, item.arm, item.task, item.input, item.output,
-    item.guardrails, item.correction, item.label, item.answered_at_ms, item.closed_at_ms, ARRAY(
+_AGREED = f"""
+SELECT request_id, origin, model, model_version, arm, task, input, output, guardrails, {_CORRECTION}, label,
+    answered_at_ms, closed_at_ms, ARRAY(
         SELECT jsonb_build_array(reviewer, label, correction, given_at_ms) FROM labels
-        WHERE labels.tenant = item.tenant AND labels.request_id = item.request_id
+        WHERE labels.tenant = label_items.tenant AND labels.request_id = label_items.request_id
         ORDER BY given_at_ms, reviewer
     )
-FROM label_items AS item
-WHERE item.tenant = %(tenant)s AND item.state = 'agreed' AND item.gold_label IS NULL
-    AND (%(model)s::text IS NULL OR item.model = %(model)s)
-    AND (item.closed_at_ms, item.request_id) > (%(after_ms)s, %(after_id)s) AND item.closed_at_ms <= %(until_ms)s
-ORDER BY item.closed_at_ms, item.request_id LIMIT %(most)s
-"""
+FROM label_items
+WHERE tenant = %(tenant)s AND state = 'agreed' AND gold_label IS NULL
+    AND (%(model)s::text IS NULL OR model = %(model)s)
+    AND (closed_at_ms, request_id) > (%(after_ms)s, %(after_id)s) AND closed_at_ms <= %(until_ms)s
+ORDER BY closed_at_ms, request_id LIMIT %(most)s
+"""  # noqa: S608 - our own names
 _PAGE = 100
 """Items in memory at once; each may have megabytes."""
 
@@ -141,7 +148,7 @@ class LabelTask:
     Attributes:
         input: the fields of the request's input, with the messages before it in its conversation, and passages.
         output: as in ``results``.
-        correction: what the output should have been, by the feedback.
+        correction: what the output should have been, by the latest feedback that says so.
     """
 
     request_id: str

@@ -221,8 +221,9 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
             "model_routes": "SELECT",
-            # Ratings of all tenants, by what answered; no text.
-            "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
+            # Ratings of all tenants, by what answered; the corrections are those of items to be labelled.
+            "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm, "
+            "correction)",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
             "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",

@@ -132,13 +132,9 @@ WITH answer AS (
     FOR SHARE
 )
 INSERT INTO label_items (tenant, request_id, conversation_id, origin, model, model_version, arm, task, input, output,
-    guardrails, correction, answered_at_ms, queued_at_ms)
+    guardrails, answered_at_ms, queued_at_ms)
 SELECT tenant, request_id, %(conversation_id)s, %(origin)s, model, model_version, arm, coalesce(task, ''), %(input)s,
-    coalesce(output, '{}'), guardrails, (
-        SELECT correction FROM feedback
-        WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_id AND correction IS NOT NULL
-        ORDER BY given_at_ms DESC LIMIT 1
-    ), replied_at_ms, %(now_ms)s
+    coalesce(output, '{}'), guardrails, replied_at_ms, %(now_ms)s
 FROM answer WHERE EXISTS (SELECT FROM tenants WHERE tenant = %(tenant)s AND evaluation = %(allowed)s)
 ON CONFLICT (tenant, request_id) DO NOTHING
 """

@@ -6,6 +6,7 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane_server.labelling.decisions import ItemOutcome, ItemState
+from fairlane_server.labelling.exports import evaluation_line
 from fairlane_server.labelling.queue import LabelError, LabelQueue
 from tests.kit.label_kit import LabelBench, request_id
 from tests.kit.stack import PostgresServer
@@ -117,3 +118,21 @@ def test_an_export_is_read_in_pages_each_with_the_consent_and_none_stays_open(
     bench.allow("acme", evaluation="denied")
     with pytest.raises(LabelError, match="does not allow"):
         next(items)
+
+
+def test_a_correction_that_was_taken_back_is_neither_shown_nor_exported(bench: LabelBench, queue: LabelQueue) -> None:
+    bench.rated(1, correction="Sydney", given_by="user:1")
+    bench.rated(1, correction="Canberra", given_by="user:2", given_at_ms=now_ms() - 60_000)
+    task = queue.lease("anna")
+    assert task is not None
+    assert (task.request_id, task.correction) == (request_id(1), "Sydney")
+    for reviewer in ("anna", "ben"):
+        judged(bench, queue, reviewer, 1, "bad")
+    assert [item.correction for item in queue.agreed()] == ["Sydney"]
+    bench.rated(1, thumb="up", given_by="user:1")
+    assert [item.correction for item in queue.agreed()] == ["Canberra"], "what another user said"
+    bench.rated(1, thumb="up", given_by="user:2")
+    (item,) = queue.agreed()
+    line = evaluation_line(item, "acme")
+    assert line is not None
+    assert line["expected"] is None

@@ -20,6 +20,8 @@ UPDATE feedback SET conversation_id = turn.conversation_id FROM conversation_tur
 SELECT set_config('fairlane.tenant', '', true);
 CREATE INDEX label_items_of_conversations ON label_items (tenant, conversation_id) WHERE conversation_id IS NOT NULL;
 CREATE INDEX feedback_of_conversations ON feedback (tenant, conversation_id) WHERE conversation_id IS NOT NULL;
+-- It is read from feedback, which may be taken back.
+ALTER TABLE label_items DROP COLUMN correction;
 COMMENT ON COLUMN label_items.conversation_id IS 'whose earlier turns its input may hold';
 COMMENT ON COLUMN feedback.conversation_id IS 'of the request, if it was a turn that was recorded';
 COMMENT ON COLUMN erased.digest IS

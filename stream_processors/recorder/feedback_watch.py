@@ -39,24 +39,31 @@ DELETE FROM feedback WHERE ctid = ANY (ARRAY(
     LIMIT %s FOR UPDATE SKIP LOCKED
 ))
 """
-# An id that was sent again may have more results: the run counts before the refusal, then the last.
+# An id that was sent again may have more results: the run counts before the refusal, then the last. Rows are locked in
+# the order in which the recorder writes them.
 _ANSWERED = b"""
+WITH given AS (
+    SELECT feedback.tenant, feedback.request_id, feedback.given_by
+    FROM unnest(%s::text[], %s::text[]) AS about (tenant, request_id)
+    JOIN feedback ON feedback.tenant = about.tenant AND feedback.request_id = about.request_id
+    WHERE feedback.model IS NULL
+    ORDER BY feedback.tenant, feedback.request_id, feedback.given_by FOR UPDATE OF feedback
+), answer AS (
+    SELECT DISTINCT ON (results.tenant, results.request_id) results.tenant, results.request_id, results.model,
+        results.model_version, results.arm
+    FROM (SELECT DISTINCT tenant, request_id FROM given) AS about
+    JOIN results ON results.tenant = about.tenant AND results.request_id = about.request_id
+    WHERE results.model IS NOT NULL AND results.model_version IS NOT NULL
+    ORDER BY results.tenant, results.request_id, results.outcome <> 'ok', results.replied_at_ms DESC
+)
 UPDATE feedback SET model = answer.model, model_version = answer.model_version, arm = answer.arm,
     conversation_id = (
         SELECT conversation_id FROM conversation_turns AS turn
         WHERE turn.tenant = answer.tenant AND turn.request_id = answer.request_id LIMIT 1
     )
-FROM (
-    SELECT DISTINCT ON (results.tenant, results.request_id) results.tenant, results.request_id, results.model,
-        results.model_version, results.arm
-    FROM unnest(%s::text[], %s::text[]) AS about (tenant, request_id)
-    JOIN feedback AS given ON given.tenant = about.tenant AND given.request_id = about.request_id
-        AND given.model IS NULL
-    JOIN results ON results.tenant = about.tenant AND results.request_id = about.request_id
-    WHERE results.model IS NOT NULL AND results.model_version IS NOT NULL
-    ORDER BY results.tenant, results.request_id, results.outcome <> 'ok', results.replied_at_ms DESC
-) AS answer
-WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_id AND feedback.model IS NULL
+FROM given JOIN answer USING (tenant, request_id)
+WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_id
+    AND feedback.given_by = given.given_by
 """
 
 

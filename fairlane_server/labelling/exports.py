@@ -111,7 +111,7 @@ def messages_of(content: Mapping[str, Any]) -> list[dict[str, str]]:
 
 
 def provenance_of(item: AgreedItem, tenant: str) -> dict[str, Any]:
-    """Where an example is from: the request, what answered it and when, and who judged it."""
+    """Where an example is from: the request, the model version and time of its answer, and who judged it."""
     return {
         "request_id": item.request_id,
         "tenant": tenant,

@@ -127,7 +127,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "events_seen, tenant, request_id, occurred_at_ms), INSERT, UPDATE (events_seen)",
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
-            # What answered is added; what an erasure of its conversation covers is deleted.
+            # The model version is added; what an erasure of its conversation covers is deleted.
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
             # Items are made of results, and go with the consent of their tenant.
             "label_items": "SELECT (tenant, request_id, state, gold_label), INSERT, DELETE",
@@ -221,7 +221,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
             "model_routes": "SELECT",
-            # Ratings of all tenants, by what answered; the corrections are those of items to be labelled.
+            # Ratings of all tenants, by model version; the corrections are those of items to be labelled.
             "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm, "
             "correction)",
             # `fairlane labels`, for one tenant at a time.

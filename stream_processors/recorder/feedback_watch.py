@@ -1,4 +1,4 @@
-"""The thread that shows how satisfied users are, and finds out what answered the requests of late feedback."""
+"""The thread that shows satisfaction by model, and adds the model version to feedback that the recorder missed."""
 
 from collections.abc import Callable
 
@@ -41,7 +41,7 @@ DELETE FROM feedback WHERE ctid = ANY (ARRAY(
 """
 # An id that was sent again may have more results: the run counts before the refusal, then the last. Rows are locked in
 # the order in which the recorder writes them.
-_ANSWERED = b"""
+_ADD_VERSIONS = b"""
 WITH given AS (
     SELECT feedback.tenant, feedback.request_id, feedback.given_by
     FROM unnest(%s::text[], %s::text[]) AS about (tenant, request_id)
@@ -67,10 +67,10 @@ WHERE feedback.tenant = answer.tenant AND feedback.request_id = answer.request_i
 """
 
 
-def add_what_answered(connection: psycopg.Connection, tenants: list[str], request_ids: list[str]) -> int:
+def add_model_versions(connection: psycopg.Connection, tenants: list[str], request_ids: list[str]) -> int:
     """Add model, version, arm and conversation to feedback about these requests, as far as their results are stored. In
     a transaction that acts for all tenants. Returns to how many rows."""
-    return connection.execute(_ANSWERED, (tenants, request_ids)).rowcount
+    return connection.execute(_ADD_VERSIONS, (tenants, request_ids)).rowcount
 
 
 class FeedbackWatch(Watch):
@@ -87,12 +87,12 @@ class FeedbackWatch(Watch):
         self._kept.close()
 
     def look(self) -> None:
-        """Add what answered, remove what nothing answered, and show the ratings of the last day, once."""
+        """Add model versions, remove feedback without a result, and show the ratings of the last day, once."""
         try:
             self._remove_unanswered()
             with self._kept.transaction(ALL_TENANTS) as connection:
                 missed = connection.execute(_MISSED, (_MOST_AT_ONCE,)).fetchall()
-                add_what_answered(connection, [tenant for tenant, _ in missed], [one for _, one in missed])
+                add_model_versions(connection, [tenant for tenant, _ in missed], [one for _, one in missed])
             with self._kept.transaction(ALL_TENANTS) as connection:
                 sums = read_feedback_scores(connection, self._wall_clock() - SHOWN_MS, most=_MOST_SHOWN)
         except psycopg.Error as error:

@@ -245,7 +245,7 @@ FEEDBACK = Table(
     on_conflict=_feedback_conflict(),
     in_order=True,
 )
-"""What answered is added when both the feedback and the result are there, whichever comes first."""
+"""The model version is added when both the feedback and the result are stored, whichever comes first."""
 
 
 def _latest(name: str, kind: str, columns: Mapping[str, str]) -> Table:

@@ -47,15 +47,16 @@ _CALL_TIMEOUT_S = 10.0
 _SHARES = 65_536
 
 _HITS = (GuardrailResult.LOGGED, GuardrailResult.REDACTED, GuardrailResult.BLOCKED)
-# As the index `results_of_guardrail_hits` has it, in revision 0036.
 _SHORTENED = frozenset(
     {Degradation.FEWER_PASSAGES, Degradation.NO_RETRIEVAL, Degradation.SHORTER_CONTEXT, Degradation.NO_HISTORY}
 )
+# As the index `results_of_guardrail_hits` has it, in revision 0036.
 _IS_HIT = " || ".join(f'@ == "{hit}"' for hit in _HITS)
 _HIT = f"model_version IS NOT NULL AND guardrails @? '$[*].verdict ? ({_IS_HIT})'"
 
 NEED_CONSENT = ("label_items",)
-"""Tables whose rows go when their tenant does not allow evaluation any more; their keys begin with the tenant."""
+"""Tables whose rows go when their tenant does not allow evaluation any more. Each has an index that begins with the
+tenant."""
 # From one tenant to the next in the index of the key, not through all rows.
 _WITHDRAWN = """
 WITH RECURSIVE holder AS (
@@ -80,8 +81,9 @@ _NOW = "SELECT floor(extract(epoch FROM now()) * 1000)::bigint"
 _IS_OPEN = "state = 'open' AND gold_label IS NULL"
 _OPEN = f"SELECT tenant, count(*) FROM label_items WHERE {_IS_OPEN} GROUP BY tenant"  # noqa: S608 - our own names
 # A sample is a function of the id, so that every recorder, and every look, takes the same. Each candidate comes once,
-# with the place of the last work item, which an answer from a cache does not have; in any order, so that none keeps
-# others out. Conditions compare plain columns: behind a policy, one of an expression is no condition of an index.
+# with the place of the last work item: none while its usage is not recorded, and never one of a cached answer. In any
+# order, so that none keeps others out. Conditions compare plain columns: behind a policy, one of an expression is no
+# condition of an index.
 _CANDIDATES = f"""
 WITH allowed AS (
     SELECT tenant FROM tenants WHERE evaluation = %(allowed)s AND tenant <> ALL(%(full)s)
@@ -99,15 +101,15 @@ WITH allowed AS (
 ), worked AS (
     SELECT DISTINCT ON (sampled.tenant, sampled.request_id) sampled.tenant, sampled.request_id, sampled.origin,
         usage.work_topic, usage.work_partition, usage.work_offset
-    FROM sampled JOIN usage ON usage.request_id = sampled.request_id AND usage.tenant = sampled.tenant
-    WHERE starts_with(usage.work_topic, %(priority)s) AND NOT EXISTS (
+    FROM sampled LEFT JOIN usage ON usage.request_id = sampled.request_id AND usage.tenant = sampled.tenant
+    WHERE (usage.work_topic IS NULL OR starts_with(usage.work_topic, %(priority)s)) AND NOT EXISTS (
         SELECT FROM label_items AS item WHERE item.tenant = sampled.tenant AND item.request_id = sampled.request_id
     ) AND (sampled.tenant, sampled.request_id) NOT IN (
         SELECT * FROM unnest(%(passed_tenants)s::text[], %(passed)s::text[])
     )
     ORDER BY sampled.tenant, sampled.request_id, usage.occurred_at_ms DESC
 )
-SELECT * FROM worked ORDER BY random() LIMIT %(most)s
+SELECT * FROM worked ORDER BY work_topic IS NULL, random() LIMIT %(most)s
 """  # noqa: S608 - our own names
 _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 # Recorders that queue items of one tenant count them one after another.
@@ -267,9 +269,13 @@ class LabelCollector(Watch):
                 "most": _MOST_AT_ONCE,
             }
             rows = connection.execute(_CANDIDATES, asked).fetchall()
-        found = [LabelSource(tenant, one, origin, SourceCoordinate(*work)) for tenant, one, origin, *work in rows]
+        found = [
+            LabelSource(tenant, one, origin, SourceCoordinate(*work))
+            for tenant, one, origin, *work in rows
+            if work[0] is not None
+        ]
         kept = within_bound(found, queued, self._most_open)
-        are_all = not full and len(kept) == len(found) < _MOST_AT_ONCE
+        are_all = not full and len(kept) == len(rows) < _MOST_AT_ONCE
         return kept, at_ms if are_all else None
 
     def _queue(self, one: LabelSource) -> bool:

@@ -205,3 +205,15 @@ def test_the_answer_of_an_id_that_was_sent_again_is_that_of_its_work(bench: Labe
     bench.works.fields[1] = {"source": SourceCoordinate("requests.acme", 0, 78)}
     bench.collect_with().look()
     assert bench.queued() == [], "work whose answer is not recorded"
+
+
+@pytest.mark.usefixtures("no_overlap")
+def test_a_hit_is_looked_for_until_its_usage_is_recorded(bench: LabelBench) -> None:
+    bench.answered(1, guardrails=HIT)
+    usage = bench.tables.rows("DELETE FROM usage RETURNING work_topic")
+    bench.collector.look()
+    assert (usage, bench.queued()) == ([("priority.acme.normal",)], [])
+    bench.collector.look()
+    bench.answered(1, guardrails=HIT)
+    bench.collector.look()
+    assert bench.queued() == [1]

@@ -55,8 +55,8 @@ _IS_HIT = " || ".join(f'@ == "{hit}"' for hit in _HITS)
 _HIT = f"model_version IS NOT NULL AND guardrails @? '$[*].verdict ? ({_IS_HIT})'"
 
 NEED_CONSENT = ("label_items",)
-"""Tables whose rows go when their tenant does not allow evaluation any more. Each has an index that begins with the
-tenant."""
+"""Tables whose rows of requests go when their tenant does not allow evaluation any more. Each has an index that begins
+with the tenant."""
 # From one tenant to the next in the index of the key, not through all rows.
 _WITHDRAWN = """
 WITH RECURSIVE holder AS (
@@ -70,8 +70,8 @@ SELECT tenant FROM holder WHERE tenant IS NOT NULL AND NOT EXISTS (
 )
 """
 _REMOVE = """
-DELETE FROM {table} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {table} WHERE tenant = %(tenant)s AND NOT EXISTS (
+DELETE FROM {table} WHERE tenant = %(tenant)s AND request_id = ANY (ARRAY(
+    SELECT request_id FROM {table} WHERE tenant = %(tenant)s AND request_id IS NOT NULL AND NOT EXISTS (
         SELECT FROM tenants WHERE tenant = %(tenant)s AND evaluation = %(allowed)s
     ) LIMIT %(most)s
 ))
@@ -242,8 +242,8 @@ class LabelCollector(Watch):
 
     def _remove_rows(self, table: str, tenant: str) -> None:
         asked = {"tenant": tenant, "allowed": EvaluationConsent.ALLOWED.value, "most": _MOST_REMOVED_AT_ONCE}
-        removed = _MOST_REMOVED_AT_ONCE
-        while removed == _MOST_REMOVED_AT_ONCE and not self._stopping.is_set():
+        removed = 1
+        while removed and not self._stopping.is_set():
             with self._kept.transaction(ALL_TENANTS) as connection:
                 removed = connection.execute(_REMOVE.format(table=table).encode(), asked).rowcount
 

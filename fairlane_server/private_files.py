@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import NamedTemporaryFile
-from typing import BinaryIO
+from typing import IO
 
 
 def write_private(path: Path, text: str, *, durable: bool = False) -> None:
@@ -25,7 +25,7 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
 
 
 @contextmanager
-def new_files(*paths: Path) -> Iterator[tuple[BinaryIO, ...]]:
+def new_files(*paths: Path) -> Iterator[tuple[IO[bytes], ...]]:
     """Files to be written, readable by their owner only. At the end of the block they are on the disk, and appear under
     their names, the first one last; after an error, or if the process is killed, none does.
 

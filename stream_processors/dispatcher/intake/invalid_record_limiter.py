@@ -28,6 +28,7 @@ class InvalidRecordLimiter(PartitionLimiter):
         self._newest = partition, now_ms
 
     def in_debt(self, now_ms: int) -> set[PartitionId]:
+        # Not `super()`: a dataclass with slots is another class than the one that this is compiled in.
         debtors = PartitionLimiter.in_debt(self, now_ms)
         return {partition for partition in debtors if self._others_send(partition, now_ms)}
 

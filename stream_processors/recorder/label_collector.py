@@ -62,10 +62,11 @@ _WITHDRAWN = """
 WITH RECURSIVE holder AS (
     (SELECT tenant FROM {table} ORDER BY tenant LIMIT 1)
     UNION ALL
-    SELECT (SELECT kept.tenant FROM {table} AS kept WHERE kept.tenant > holder.tenant ORDER BY kept.tenant LIMIT 1)
-    FROM holder WHERE holder.tenant IS NOT NULL
+    SELECT next.tenant FROM holder CROSS JOIN LATERAL (
+        SELECT tenant FROM {table} AS kept WHERE kept.tenant > holder.tenant ORDER BY tenant LIMIT 1
+    ) AS next
 )
-SELECT tenant FROM holder WHERE tenant IS NOT NULL AND NOT EXISTS (
+SELECT tenant FROM holder WHERE NOT EXISTS (
     SELECT FROM tenants WHERE tenants.tenant = holder.tenant AND tenants.evaluation = %s
 )
 """

@@ -19,7 +19,10 @@ from tests.kit.waiting import PATIENCE_S, eventually
 pytestmark = [pytest.mark.broker, pytest.mark.full]
 
 ROWS = "SELECT tenant, request_id, model FROM feedback ORDER BY 1, 2"
-WAITING = "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND datname = current_database()"
+WAITING = """
+SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE NOT granted AND datname = current_database()
+"""
 # As two recorders leave it that stored the two at the same moment.
 MISSED = "UPDATE feedback SET model = NULL, model_version = NULL WHERE tenant = 'acme'"
 

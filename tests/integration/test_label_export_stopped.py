@@ -18,8 +18,8 @@ from tests.kit.waiting import PATIENCE_S, eventually
 pytestmark = [pytest.mark.broker, pytest.mark.full]
 
 WAITING = """
-SELECT count(*) FROM pg_stat_activity
-WHERE wait_event_type = 'Lock' AND application_name = 'fairlane-labels' AND datname = current_database()
+SELECT count(*) FROM pg_locks JOIN pg_stat_activity USING (pid)
+WHERE NOT granted AND application_name = 'fairlane-labels' AND datname = current_database()
 """
 
 

@@ -1,5 +1,6 @@
 """What the recorder and reviewers look for again and again is found through an index, among many rows that are not."""
 
+import re
 from typing import Any
 
 import psycopg
@@ -13,6 +14,7 @@ from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from stream_processors.recorder import label_collector
 from stream_processors.recorder.retention import Rule
 from stream_processors.recorder.tables import FEEDBACK, LABEL_ITEMS, RESULTS
+from tests.kit.label_kit import LabelBench
 from tests.kit.stack import PostgresServer
 
 pytestmark = [pytest.mark.broker, pytest.mark.full]
@@ -20,8 +22,6 @@ pytestmark = [pytest.mark.broker, pytest.mark.full]
 DAY_MS = 86_400_000
 # Of twenty tenants, each five hundred rows of ten days.
 ROWS = """
-INSERT INTO tenants (tenant, max_queue_size, weight, evaluation)
-SELECT 't-' || t, 1, 1, 'allowed' FROM generate_series(1, 20) AS t;
 INSERT INTO feedback (tenant, request_id, given_by, rating, tags, given_at_ms, log_topic, log_partition, log_offset,
     model, model_version)
 SELECT 't-' || t, 'r-' || n, 'user', 0, '[]', %(now_ms)s - n * 1728000, 'l', 0, n, 'm-' || mod(n, 20), '1'
@@ -43,6 +43,9 @@ FROM generate_series(1, 20) AS t, generate_series(1, 500) AS n
 
 @pytest.fixture
 def server(migrated: PostgresServer) -> PostgresServer:
+    bench = LabelBench(migrated)
+    bench.allow(*(f"t-{number}" for number in range(1, 21)))
+    bench.close()
     with connect(migrated.owner_dsn, "tests", autocommit=True) as owner:
         with owner.transaction():
             act_for(owner, ALL_TENANTS)
@@ -73,17 +76,14 @@ def test_candidates_are_found_by_tenant_and_time(server: PostgresServer) -> None
         "most": 200,
     }
     shown = plan(server.recorder_dsn, label_collector._CANDIDATES, asked)
-    assert "Index Cond: ((tenant = tenants.tenant) AND (given_at_ms > " in shown, shown
-    assert "results_of_guardrail_hits" in shown, shown
-    assert "Index Cond: ((tenant = tenants_1.tenant) AND (recorded_at > " in shown.replace("allowed", "tenants_1"), (
-        shown
-    )
+    assert re.search(r"feedback_by_time .*\n *Index Cond: .*given_at_ms > ", shown), shown
+    assert re.search(r"results_of_guardrail_hits .*\n *Index Cond: .*recorded_at > ", shown), shown
 
 
 def test_tenants_that_withdrew_are_found_from_one_to_the_next(server: PostgresServer) -> None:
     shown = plan(server.recorder_dsn, label_collector._WITHDRAWN.format(table="label_items"), ("allowed",))
     assert "Seq Scan on label_items" not in shown, shown
-    assert "Index Cond: ((tenant IS NOT NULL) AND (tenant > holder" in shown or "Index Cond: (tenant > holder" in shown
+    assert re.search(r"Index Cond: .*tenant > holder", shown), shown
 
 
 def test_ratings_of_all_models_are_found_by_their_time(server: PostgresServer) -> None:

@@ -47,7 +47,7 @@ def build_feedback(request_id: str, **fields: Unpack[FeedbackFields]) -> Feedbac
         raise ValueError(
             f"{unknown[0]}: feedback has no such field; it has {', '.join(FeedbackFields.__annotations__)}"
         )
-    tags = fields.get("tags")
+    tags: object = fields.get("tags")
     # A text is a sequence of texts, too, of one letter each.
     are_texts = tags is None or (isinstance(tags, Iterable) and not isinstance(tags, str))
     if not are_texts:
@@ -57,7 +57,7 @@ def build_feedback(request_id: str, **fields: Unpack[FeedbackFields]) -> Feedbac
         thumb=fields.get("thumb"),
         score=fields.get("score"),
         correction=fields.get("correction"),
-        tags=tuple(tags or ()),
+        tags=tuple(fields.get("tags") or ()),
         comment=fields.get("comment"),
         given_by=fields.get("given_by"),
     )

@@ -17,10 +17,9 @@ from stream_processors.recorder import label_sources
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError
 
 PLACE = SourceCoordinate("priority.p.normal", 0, 7)
-ITEM = WorkItem(
-    *(InferenceRequest("r-1", "words", "generate", RequestInput(prompt="p")), "acme", "p", "2", "normal"),
-    *(1, 1, 1, 1, 1, "replies.acme", "d", SourceCoordinate("requests.acme", 0, 1)),
-)
+REQUEST = InferenceRequest("r-1", "words", "generate", RequestInput(prompt="p"))
+ASKED = SourceCoordinate("requests.acme", 0, 1)
+ITEM = WorkItem(REQUEST, "acme", "p", "2", "normal", 1, 1, 1, 1, 1, "replies.acme", "d", ASKED)
 
 
 @dataclass

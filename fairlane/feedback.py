@@ -1,7 +1,7 @@
 """Checks of feedback, the same for clients, gateway and dispatcher. Pure."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypedDict, Unpack
 
 from fairlane.names import is_request_id
@@ -36,19 +36,28 @@ class FeedbackFields(TypedDict, total=False):
     thumb: str | None
     score: float | None
     correction: str | None
-    tags: Sequence[str]
+    tags: Sequence[str] | None
     comment: str | None
     given_by: str | None
 
 
 def build_feedback(request_id: str, **fields: Unpack[FeedbackFields]) -> Feedback:
-    """The record of these fields. Raises ValueError: one is invalid; the message begins with the field."""
+    """The record of these fields. Raises ValueError: one is invalid, or unknown; the message begins with the field."""
+    if unknown := sorted(fields.keys() - FeedbackFields.__annotations__.keys()):
+        raise ValueError(
+            f"{unknown[0]}: feedback has no such field; it has {', '.join(FeedbackFields.__annotations__)}"
+        )
+    tags: object = fields.get("tags")
+    # A text is a sequence of texts, too, of one letter each.
+    are_texts = tags is None or (isinstance(tags, Iterable) and not isinstance(tags, str))
+    if not are_texts:
+        raise ValueError("tags: must be a sequence of texts")
     given = Feedback(
         request_id,
         thumb=fields.get("thumb"),
         score=fields.get("score"),
         correction=fields.get("correction"),
-        tags=tuple(fields.get("tags", ())),
+        tags=tuple(fields.get("tags") or ()),
         comment=fields.get("comment"),
         given_by=fields.get("given_by"),
     )

@@ -100,7 +100,7 @@ _REPLIES = topic_name("replies.")
 _CHUNKS = topic_name("chunks.")
 _RETURNED = topic_name("returned.")
 _DEAD_LETTER_REPLIES = topic_name("dead-letter.replies.")
-_PRIORITY = topic_name("priority.")
+PRIORITY_PREFIX = topic_name("priority.")
 
 
 def is_name(value: str) -> bool:
@@ -145,13 +145,13 @@ def dead_letter_replies_topic(tenant: str) -> str:
 
 
 def priority_topic(pool: str, priority_class: str) -> str:
-    return f"{_PRIORITY}{pool}.{priority_class}"
+    return f"{PRIORITY_PREFIX}{pool}.{priority_class}"
 
 
 def pool_of_priority(topic: str) -> tuple[str, str]:
     """Pool and priority class of a priority topic. Raises ValueError for any other topic."""
-    pool, _, priority_class = topic.removeprefix(_PRIORITY).rpartition(".")
-    if topic.startswith(_PRIORITY) and is_name(pool) and priority_class:
+    pool, _, priority_class = topic.removeprefix(PRIORITY_PREFIX).rpartition(".")
+    if topic.startswith(PRIORITY_PREFIX) and is_name(pool) and priority_class:
         return pool, priority_class
     raise ValueError(f"{topic} is no priority topic")
 
@@ -162,7 +162,7 @@ def returned_topic(pool: str) -> str:
 
 def is_priority(topic: str) -> bool:
     """Whether this topic carries a pool's work."""
-    return topic.startswith(_PRIORITY)
+    return topic.startswith(PRIORITY_PREFIX)
 
 
 def is_returned(topic: str) -> bool:

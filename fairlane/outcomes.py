@@ -87,6 +87,9 @@ class Decision(StrEnum):
     CACHED = "cached"
     GUARDED = "guarded"
     """A guardrail did more than pass."""
+    CANCEL_REFUSED = "cancel_refused"
+    FEEDBACK_REFUSED = "feedback_refused"
+    """The record was invalid. It decides nothing about the request that it names, which may not exist."""
 
 
 class GuardrailStage(StrEnum):

@@ -182,6 +182,8 @@ class Settings(KafkaSettings):
     max_invalid_records_per_s: int = Field(200, ge=1)
     """Refused or unreadable records per second that a dispatcher reads from one partition while others have records
     too; a larger record counts once per 32 KiB."""
+    max_feedback_per_s: int = Field(100, ge=1)
+    """Feedback per second that a dispatcher reads from one partition; a larger record counts once per 32 KiB."""
     fairness_policy: Literal["drr", "vtc", "fifo"] = "drr"
     """Scheduling between tenants: deficit round robin by tokens, virtual token counter, or first come first served (the
     baseline of the benchmarks)."""

@@ -1,7 +1,12 @@
 """Files that only their owner may read, and files that survive a loss of power."""
 
+import errno
 import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import NamedTemporaryFile
+from typing import IO
 
 
 def write_private(path: Path, text: str, *, durable: bool = False) -> None:
@@ -17,6 +22,31 @@ def write_private(path: Path, text: str, *, durable: bool = False) -> None:
     draft.replace(path)
     if durable:
         sync_folder(path.parent)
+
+
+@contextmanager
+def new_files(*paths: Path) -> Iterator[tuple[IO[bytes], ...]]:
+    """Files to be written, readable by their owner only. At the end of the block they are on the disk, and appear under
+    their names, the first one last; after an error, or if the process is killed, none does.
+
+    Raises FileExistsError for a name that there is, before the block and after it; OSError.
+    """
+    for path in paths:
+        if path.exists():
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    with ExitStack() as stack:
+        drafts = [stack.enter_context(NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.")) for path in paths]
+        yield tuple(draft.file for draft in drafts)
+        for draft in drafts:
+            draft.flush()
+            os.fsync(draft.fileno())
+        with ExitStack() as undone:
+            for draft, path in reversed([*zip(drafts, paths, strict=True)]):
+                os.link(draft.name, path)
+                undone.callback(path.unlink)
+            undone.pop_all()
+    for folder in {path.parent for path in paths}:
+        sync_folder(folder)
 
 
 def read_private(path: Path) -> str:

@@ -203,7 +203,7 @@ class Client(BaseClient, Closing):
     def feedback(self, request_id: str, **fields: Unpack[FeedbackFields]) -> None:
         """Say how good the output of a request was, or what it should have been; returns when that is in the log.
 
-        The latest of each ``given_by`` about a request counts, and the same again changes nothing. Feedback about a
+        The latest of each ``given_by`` about a request counts, and the same again moves its time. Feedback about a
         request of another tenant has no effect.
 
         >>> client.feedback(handle.request_id, thumb="down", correction="The capital of Australia is Canberra.")

@@ -1,8 +1,7 @@
 """``fairlane labels``: judge outputs of a tenant, and export what was agreed on."""
 
 import json
-import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -23,6 +22,7 @@ from fairlane_server.cli.output import (
     show_table,
     utc,
 )
+from fairlane_server.cli.progress import interruptible
 
 if TYPE_CHECKING:
     from fairlane_server.labelling.decisions import ItemOutcome, ReviewerStatistics
@@ -144,28 +144,34 @@ def export_command(
     export_format: Format = ExportFormat.EVALUATION,
     model: Model = None,
     *,
+    with_context: Annotated[
+        bool, typer.Option("--with-context", help="In an evaluation set also examples that cannot be asked again.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Write what was agreed as JSON Lines, with the provenance of each line: in it, or for chat in FILE.provenance.
 
-    A file holds examples of one tenant. It is readable by its owner alone, and complete or not there.
+    A file holds examples of one tenant. It is readable by its owner alone, and complete or not there. Items that are no
+    examples are counted, and left out: of an evaluation set those with passages or earlier turns.
     """
-    from fairlane_server.labelling.exports import evaluation_line, fine_tuning_lines
+    from fairlane_server.labelling.exports import evaluation_line, fine_tuning_lines, json_line
+    from fairlane_server.private_files import new_files
 
-    beside = out.with_name(f"{out.name}.provenance")
-    chat = export_format is ExportFormat.CHAT
     written = passed_over = 0
-    with _opened(tenant) as queue, _new_file(out) as examples, _maybe(beside, wanted=chat) as provenance:
+    beside = (out.with_name(f"{out.name}.provenance"),) if export_format is ExportFormat.CHAT else ()
+    with _opened(tenant) as queue, interruptible() as is_stopped, new_files(out, *beside) as files:
         for item in queue.agreed(model):
-            if not chat:
-                examples(evaluation_line(item, tenant))
-            elif (lines := fine_tuning_lines(item, tenant)) is not None:
-                examples(lines.example)
-                provenance(lines.provenance)
-            else:
-                passed_over += 1
-                continue
-            written += 1
+            if is_stopped():
+                raise typer.Abort
+            lines: Sequence[Mapping[str, Any]] = ()
+            if not beside:
+                line = evaluation_line(item, tenant, keep_context=with_context)
+                lines = () if line is None else (line,)
+            elif (made := fine_tuning_lines(item, tenant)) is not None:
+                lines = made.example, made.provenance
+            for file, one in zip(files, lines, strict=False):
+                file.write(json_line(one))
+            written, passed_over = written + bool(lines), passed_over + (not lines)
     done = {"file": str(out), "format": export_format.value, "lines": written, "left_out": passed_over}
     text = f"{written:,} lines in {out}" + (f"; {passed_over:,} items are no examples" if passed_over else "")
     show({"exported": done}, text, as_json=as_json)
@@ -177,29 +183,6 @@ def _opened(tenant: str) -> "Iterator[LabelQueue]":
 
     with LabelQueue(settings_with().postgres_dsn.get_secret_value(), tenant) as queue:
         yield queue
-
-
-Write = Callable[[Mapping[str, Any]], None]
-
-
-@contextmanager
-def _new_file(path: Path) -> Iterator[Write]:
-    """Writes lines to a new file; an error leaves none."""
-    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
-        try:
-            yield lambda line: print(json.dumps(line, ensure_ascii=False), file=file)
-        except BaseException:
-            path.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
-def _maybe(path: Path, *, wanted: bool) -> Iterator[Write]:
-    if wanted:
-        with _new_file(path) as write:
-            yield write
-    else:
-        yield lambda _line: None
 
 
 def _say_task(task: "LabelTask") -> None:

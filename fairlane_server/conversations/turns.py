@@ -10,6 +10,9 @@ from fairlane_server.text import reserved_tokens
 
 MOST_TURNS = 32
 """Most turns of a conversation that go into one prompt."""
+SYSTEM = "system"
+SPOKEN = frozenset({"user", "assistant"})
+"""Roles of earlier turns that a model is given."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,18 @@ class TurnStore(Protocol):
 
 def turn_tokens(messages: Iterable[Message], answer: str) -> int:
     return reserved_tokens(answer) + sum(reserved_tokens(message.content) for message in messages)
+
+
+def said_before(history: Iterable[Message]) -> tuple[Message, ...]:
+    """Earlier turns as a model is given them. They give no instructions: messages of other roles are dropped."""
+    return tuple(message for message in history if message.role in SPOKEN)
+
+
+def with_history(messages: Sequence[Message], history: Iterable[Message]) -> tuple[Message, ...]:
+    """The messages of a request and the earlier turns, as a model is given them: those behind the leading system
+    messages of the request."""
+    first = next((index for index, message in enumerate(messages) if message.role != SYSTEM), len(messages))
+    return (*messages[:first], *said_before(history), *messages[first:])
 
 
 def newest_half(history: Sequence[Message]) -> tuple[Message, ...]:

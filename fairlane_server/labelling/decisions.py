@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from fairlane.outcomes import Task
+
 AGREEING_LABELS = 2
 MOST_LABELS = 3
 MOST_SKIPS = 3
@@ -20,7 +22,7 @@ MOST_LABEL_CHARS = 256
 MOST_REVIEWER_CHARS = 128
 
 GOOD, BAD = "good", "bad"
-"""The labels of a text: as it is, or not. Those of other outputs are their classes."""
+"""The labels of a text, of vectors and of ranks: as it is, or not. Those of classifications are their classes."""
 
 
 class ItemState(StrEnum):
@@ -54,17 +56,27 @@ class ItemOutcome:
 
 
 def outcome_of(labels: Iterable[GivenLabel]) -> ItemOutcome:
-    """The outcome of an item with these labels, one of each reviewer. Independent of their order."""
+    """The outcome of an item with these labels, one of each reviewer. Independent of their order. Of one that was gold
+    there may be more than are asked for: most of those who agree decide."""
     given = list(labels)
     counts = Counter(one.label for one in given if one.label is not None)
-    for label, count in counts.items():
-        if count >= AGREEING_LABELS:
-            return ItemOutcome(ItemState.AGREED, label)
+    (first, most), (_, next_most) = (*counts.most_common(2), ("", 0), ("", 0))[:2]
+    if most >= AGREEING_LABELS and most > next_most:
+        return ItemOutcome(ItemState.AGREED, first)
     if counts.total() >= MOST_LABELS:
         return ItemOutcome(ItemState.DISPUTED)
     if len(given) - counts.total() >= MOST_SKIPS:
         return ItemOutcome(ItemState.DISMISSED)
     return ItemOutcome(ItemState.OPEN)
+
+
+def label_fault(task: str, label: str) -> str | None:
+    """Why an output of this task cannot have the label; None if it can."""
+    if not 1 <= len(label) <= MOST_LABEL_CHARS:
+        return f"must have from 1 to {MOST_LABEL_CHARS} characters"
+    if task != Task.CLASSIFY and label not in (GOOD, BAD):
+        return f"must be {GOOD} or {BAD}"
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +85,7 @@ class LabelItem:
 
     Attributes:
         is_gold: its answer is known; it is never settled.
+        task: what its request asked for.
         judged_by: its reviewers so far.
         lease_holder, lease_until_ms: who works on it, and until when nobody else gets it.
     """
@@ -80,6 +93,7 @@ class LabelItem:
     request_id: str
     state: ItemState
     is_gold: bool = False
+    task: str = Task.GENERATE
     judged_by: frozenset[str] = frozenset()
     lease_holder: str | None = None
     lease_until_ms: int = 0

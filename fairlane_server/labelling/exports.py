@@ -4,14 +4,19 @@ https://platform.openai.com/docs/guides/supervised-fine-tuning#formatting-your-d
 """
 
 import hashlib
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from fairlane.outcomes import GuardrailResult, Task
+from fairlane.records import Message
+from fairlane_server.conversations.turns import with_history
+from fairlane_server.evaluation.evaluation_set import MOST_LINE_BYTES
 from fairlane_server.labelling.decisions import GOOD, GivenLabel
 
 _REVIEWER_ID_DIGITS = 16
+_CONTEXT = ("passages", "history")
 _CHANGED_BY_GUARDRAILS = frozenset({GuardrailResult.REDACTED, GuardrailResult.BLOCKED})
 
 
@@ -43,10 +48,16 @@ class ExportedLines:
     provenance: Mapping[str, Any]
 
 
-def evaluation_line(item: AgreedItem, tenant: str) -> dict[str, Any]:
+def evaluation_line(item: AgreedItem, tenant: str, *, keep_context: bool = False) -> dict[str, Any] | None:
     """An example of an evaluation set: the input, what was answered, what is expected, and the provenance. ``expected``
-    is None where reviewers agreed that an answer is bad and nobody wrote a better one."""
-    return {
+    is None where reviewers agreed that an answer is bad and nobody wrote a better one, and of vectors and ranks.
+
+    None for an item that is none: it is larger than a line of a set may be, or, unless ``keep_context``, its answer
+    depended on passages or earlier turns, which cannot be asked again.
+    """
+    if not keep_context and any(item.input.get(name) for name in _CONTEXT):
+        return None
+    line = {
         "id": item.request_id,
         "task": item.task,
         "input": item.input,
@@ -55,6 +66,12 @@ def evaluation_line(item: AgreedItem, tenant: str) -> dict[str, Any]:
         "expected": expected_of(item),
         "provenance": provenance_of(item, tenant),
     }
+    return line if len(json_line(line)) <= MOST_LINE_BYTES else None
+
+
+def json_line(line: Mapping[str, Any]) -> bytes:
+    """The line of a file, in UTF-8."""
+    return json.dumps(line, ensure_ascii=False).encode() + b"\n"
 
 
 def fine_tuning_lines(item: AgreedItem, tenant: str) -> ExportedLines | None:
@@ -74,9 +91,9 @@ def fine_tuning_lines(item: AgreedItem, tenant: str) -> ExportedLines | None:
 
 def expected_of(item: AgreedItem) -> str | None:
     """What the output should have been: of a text the output itself if it is good, else the latest correction of those
-    who agreed, else that of the feedback; of anything else the label."""
+    who agreed, else that of the feedback; of a class the label. No label says what a vector or ranks should be."""
     if item.task != Task.GENERATE:
-        return item.label
+        return item.label if item.task == Task.CLASSIFY else None
     if item.label == GOOD:
         text = item.output.get("text")
         return text if isinstance(text, str) else None
@@ -85,13 +102,16 @@ def expected_of(item: AgreedItem) -> str | None:
 
 
 def messages_of(content: Mapping[str, Any]) -> list[dict[str, str]]:
-    """The chat that was asked, with the turns before it; a prompt is a message of the user."""
-    asked = content.get("messages") or ([] if not content.get("prompt") else [_user(content["prompt"])])
-    return [{"role": one["role"], "content": one["content"]} for one in (*(content.get("history") or ()), *asked)]
+    """The chat that the model got: what was asked, with the turns before it; a prompt is a message of the user. Empty
+    for an input without either."""
+    asked, history = ([_message(one) for one in content.get(name) or ()] for name in ("messages", "history"))
+    if not asked and content.get("prompt"):
+        asked = [Message("user", content["prompt"])]
+    return [asdict(one) for one in with_history(asked, history)] if asked else []
 
 
 def provenance_of(item: AgreedItem, tenant: str) -> dict[str, Any]:
-    """Where an example is from: the request, what answered it and when, and who judged it."""
+    """Where an example is from: the request, the model version and time of its answer, and who judged it."""
     return {
         "request_id": item.request_id,
         "tenant": tenant,
@@ -112,5 +132,5 @@ def reviewer_id(tenant: str, reviewer: str) -> str:
     return hashlib.sha256(f"{tenant}\0{reviewer}".encode()).hexdigest()[:_REVIEWER_ID_DIGITS]
 
 
-def _user(text: str) -> dict[str, str]:
-    return {"role": "user", "content": text}
+def _message(plain: Mapping[str, str]) -> Message:
+    return Message(plain["role"], plain["content"])

@@ -5,7 +5,7 @@
 ...     queue.submit("anna", task.request_id, "bad", correction="Canberra")
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,7 +18,6 @@ from fairlane.outcomes import EvaluationConsent
 from fairlane.record_bounds import MAX_CORRECTION_CHARS
 from fairlane_server.labelling.decisions import (
     LEASE_MS,
-    MOST_LABEL_CHARS,
     MOST_REVIEWER_CHARS,
     GivenLabel,
     ItemOutcome,
@@ -27,6 +26,7 @@ from fairlane_server.labelling.decisions import (
     ReviewedLabel,
     ReviewerStatistics,
     choose,
+    label_fault,
     outcome_of,
     refusal,
     statistics,
@@ -35,6 +35,9 @@ from fairlane_server.labelling.exports import AgreedItem
 from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from fairlane_server.store_error import StoreError
 from fairlane_server.text import clean_text, without_nul
+
+_GOLD_OUTCOME = ItemOutcome(ItemState.OPEN)
+"""What became of a gold item, whatever its state is: who judges it must not see that its answer is known."""
 
 APPLICATION_NAME = "fairlane-labels"
 CALL_TIMEOUT_S = 30.0
@@ -45,7 +48,7 @@ _NOW = "SELECT floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint"
 _CONSENT = "SELECT evaluation FROM tenants WHERE tenant = %s"
 _LABELLED = "SELECT count(*) FROM labels WHERE tenant = %s AND reviewer = %s AND label IS NOT NULL"
 _ITEM = """
-SELECT item.request_id, item.state, item.gold_label IS NOT NULL, ARRAY(
+SELECT item.request_id, item.state, item.gold_label IS NOT NULL, item.task, ARRAY(
     SELECT reviewer FROM labels WHERE labels.tenant = item.tenant AND labels.request_id = item.request_id
 ), item.lease_holder, coalesce(item.lease_until_ms, 0)
 FROM label_items AS item WHERE item.tenant = %(tenant)s
@@ -74,11 +77,18 @@ _NEXT_GOLD = f"""{_TAKEABLE}
     AND item.gold_label IS NOT NULL
 ORDER BY md5(item.request_id || %(reviewer)s) LIMIT 1 FOR UPDATE OF item SKIP LOCKED
 """
+# As it is now, and not as it was when the item was queued: what a user took back must not train anything.
+_CORRECTION = """(
+    SELECT correction FROM feedback
+    WHERE feedback.tenant = label_items.tenant AND feedback.request_id = label_items.request_id
+        AND correction IS NOT NULL
+    ORDER BY given_at_ms DESC LIMIT 1
+)"""
 _LOCK = f"{_ITEM} AND item.request_id = %(request_id)s FOR UPDATE OF item"
-_TAKE = """
+_TAKE = f"""
 UPDATE label_items SET lease_holder = %s, lease_until_ms = %s WHERE tenant = %s AND request_id = %s
-RETURNING request_id, task, model, model_version, arm, input, output, correction, lease_until_ms
-"""
+RETURNING request_id, task, model, model_version, arm, input, output, {_CORRECTION}, lease_until_ms
+"""  # noqa: S608 - our own names
 _LABEL = """
 INSERT INTO labels (tenant, request_id, reviewer, label, correction, given_at_ms) VALUES (%s, %s, %s, %s, %s, %s)
 """
@@ -89,28 +99,46 @@ WHERE tenant = %s AND request_id = %s
 """
 _RELEASE = "UPDATE label_items SET lease_holder = NULL, lease_until_ms = NULL WHERE tenant = %s AND request_id = %s"
 _GOLD = "UPDATE label_items SET gold_label = %s WHERE tenant = %s AND request_id = %s"
+# It is settled as if it had never been gold; the time stays if that changes nothing.
+_NO_GOLD = """
+UPDATE label_items SET gold_label = NULL, state = %(state)s, label = %(label)s, closed_at_ms = CASE
+    WHEN %(state)s = 'open' THEN NULL
+    WHEN state = %(state)s AND label IS NOT DISTINCT FROM %(label)s THEN closed_at_ms
+    ELSE %(now_ms)s END
+WHERE tenant = %(tenant)s AND request_id = %(request_id)s
+"""
 _REVIEWED = """
 SELECT labels.reviewer, labels.label, item.label, item.gold_label
 FROM labels JOIN label_items AS item ON item.tenant = labels.tenant AND item.request_id = labels.request_id
 WHERE labels.tenant = %s ORDER BY labels.given_at_ms DESC LIMIT %s
 """
-_COUNTS = "SELECT state, count(*) FROM label_items WHERE tenant = %s GROUP BY state ORDER BY state"
-_AGREED = """
-SELECT item.request_id, item.origin, item.model, item.model_version, item.arm, item.task, item.input, item.output,
-    item.guardrails, item.correction, item.label, item.answered_at_ms, item.closed_at_ms, ARRAY(
+_COUNTS = """
+SELECT CASE WHEN gold_label IS NULL THEN state ELSE 'gold' END, count(*) FROM label_items WHERE tenant = %s
+GROUP BY 1 ORDER BY 1
+"""
+_AGREED = f"""
+SELECT request_id, origin, model, model_version, arm, task, input, output, guardrails, {_CORRECTION}, label,
+    answered_at_ms, closed_at_ms, ARRAY(
         SELECT jsonb_build_array(reviewer, label, correction, given_at_ms) FROM labels
-        WHERE labels.tenant = item.tenant AND labels.request_id = item.request_id
+        WHERE labels.tenant = label_items.tenant AND labels.request_id = label_items.request_id
         ORDER BY given_at_ms, reviewer
     )
-FROM label_items AS item
-WHERE item.tenant = %(tenant)s AND item.state = 'agreed' AND (%(model)s::text IS NULL OR item.model = %(model)s)
-ORDER BY item.closed_at_ms, item.request_id
-"""
-_PAGE = 500
+FROM label_items
+WHERE tenant = %(tenant)s AND state = 'agreed' AND gold_label IS NULL
+    AND (%(model)s::text IS NULL OR model = %(model)s)
+    AND (closed_at_ms, request_id) > (%(after_ms)s, %(after_id)s) AND closed_at_ms <= %(until_ms)s
+ORDER BY closed_at_ms, request_id LIMIT %(most)s
+"""  # noqa: S608 - our own names
+_PAGE = 100
+"""Items in memory at once; each may have megabytes."""
 
 
 class LabelError(StoreError):
     """What was asked for cannot be done, and the message says why. Nothing was changed."""
+
+
+class UnknownLabelItemError(LabelError):
+    """The queue of this tenant has no such item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +148,7 @@ class LabelTask:
     Attributes:
         input: the fields of the request's input, with the messages before it in its conversation, and passages.
         output: as in ``results``.
-        correction: what the output should have been, by the feedback.
+        correction: what the output should have been, by the latest feedback that says so.
     """
 
     request_id: str
@@ -164,10 +192,9 @@ class LabelQueue(Closing):
         return None if taken is None else LabelTask(*taken)
 
     def submit(self, reviewer: str, request_id: str, label: str, correction: str | None = None) -> ItemOutcome:
-        """Judge an item that is leased to the reviewer. Returns what became of it. The same label again changes
-        nothing. Raises LabelError for an item without such a lease."""
-        if not 1 <= len(label) <= MOST_LABEL_CHARS:
-            raise LabelError(f"label: must have from 1 to {MOST_LABEL_CHARS} characters")
+        """Judge an item that is leased to the reviewer. Returns what became of it; gold stays open. The same label
+        again changes nothing. Raises LabelError for an item without such a lease, and for a label that its output
+        cannot have."""
         if correction is not None and not 1 <= len(correction) <= MAX_CORRECTION_CHARS:
             raise LabelError(f"correction: must have from 1 to {MAX_CORRECTION_CHARS} characters")
         return self._judge(reviewer, request_id, _storable(label), correction and _storable(correction))
@@ -177,16 +204,21 @@ class LabelQueue(Closing):
         return self._judge(reviewer, request_id, None, None)
 
     def set_gold(self, request_id: str, label: str | None) -> None:
-        """Make the answer of an item known, or unknown again with None. Raises LabelError for an unknown item."""
-        if label is not None and not 1 <= len(label) <= MOST_LABEL_CHARS:
-            raise LabelError(f"label: must have from 1 to {MOST_LABEL_CHARS} characters")
-        stored = None if label is None else _storable(label)
+        """Make the answer of an item known, or unknown again with None: it is then what its labels say. Raises
+        LabelError for an unknown item, and for a label that its output cannot have."""
         with self._transaction() as connection:
-            if connection.execute(_GOLD, (stored, self._tenant, request_id)).rowcount != 1:
-                raise _unknown_item()
+            item = self._locked(connection, request_id)
+            if label is not None:
+                stored = _storable(label)
+                _check_label(item, stored)
+                connection.execute(_GOLD, (stored, self._tenant, request_id))
+                return
+            outcome = outcome_of(self._labels(connection, request_id))
+            settled = {"state": outcome.state.value, "label": outcome.label, "now_ms": _one(connection, _NOW)}
+            connection.execute(_NO_GOLD, {"tenant": self._tenant, "request_id": request_id, **settled})
 
     def counts(self) -> dict[str, int]:
-        """Items by state."""
+        """Items by state; gold ones are counted as ``gold``."""
         with self._transaction() as connection:
             return {str(state): int(count) for state, count in connection.execute(_COUNTS, (self._tenant,))}
 
@@ -196,36 +228,56 @@ class LabelQueue(Closing):
             rows = connection.execute(_REVIEWED, (self._tenant, MOST_REVIEWED))
             return statistics(ReviewedLabel(*row) for row in rows)
 
-    def agreed(self, model: str | None = None) -> Iterator[AgreedItem]:
-        """What two reviewers agreed on, the first first, of one snapshot; all models, or one. Ends early with
-        StoreError; whoever writes a file must not keep it then."""
-        with self._transaction() as connection, connection.cursor(name="agreed") as rows:
-            rows.itersize = _PAGE
-            rows.execute(_AGREED, {"tenant": self._tenant, "model": model})
+    def agreed(
+        self, model: str | None = None, after: tuple[int, str] = (0, ""), at_once: int = _PAGE
+    ) -> Generator[AgreedItem]:
+        """What two reviewers agreed on until now, the first first; all models, or one; behind the item that was closed
+        then and has this id. Gold items are not among them.
+
+        So many are read ``at_once``, in a transaction of their own: a slow reader keeps none open, and a consent that
+        is withdrawn meanwhile ends it. Ends early with StoreError; whoever writes a file must not keep it then.
+        """
+        asked = {"tenant": self._tenant, "model": model, "most": at_once}
+        until_ms: int | None = None
+        while True:
+            with self._transaction() as connection:
+                until_ms = _one(connection, _NOW) if until_ms is None else until_ms
+                place = {"after_ms": after[0], "after_id": after[1], "until_ms": until_ms}
+                rows = connection.execute(_AGREED, asked | place).fetchall()
             for *fields, labels in rows:
-                yield AgreedItem(*[*fields, tuple(GivenLabel(*one) for one in labels)])
+                item = AgreedItem(*[*fields, tuple(GivenLabel(*one) for one in labels)])
+                yield item
+                after = item.closed_at_ms, item.request_id
+            if len(rows) < at_once:
+                return
 
     def _judge(self, reviewer: str, request_id: str, label: str | None, correction: str | None) -> ItemOutcome:
         checked_reviewer(reviewer)
         with self._transaction() as connection:
             now_ms = _one(connection, _NOW)
-            row = connection.execute(_LOCK.encode(), {"tenant": self._tenant, "request_id": request_id}).fetchone()
-            if row is None:
-                raise _unknown_item()
-            item, given = _item(row), self._labels(connection, request_id)
+            item = self._locked(connection, request_id)
+            if label is not None:
+                _check_label(item, label)
+            given = self._labels(connection, request_id)
             if any((one.reviewer, one.label, one.correction) == (reviewer, label, correction) for one in given):
-                return ItemOutcome(item.state) if item.is_gold else outcome_of(given)
+                return _GOLD_OUTCOME if item.is_gold else outcome_of(given)
             if (why := refusal(item, reviewer, now_ms)) is not None:
                 raise LabelError(f"{request_id}: {why}")
             connection.execute(_LABEL, (self._tenant, request_id, reviewer, label, correction, now_ms))
             if item.is_gold:
                 # Its answer is known: a label of it measures the reviewer.
                 connection.execute(_RELEASE, (self._tenant, request_id))
-                return ItemOutcome(item.state)
+                return _GOLD_OUTCOME
             outcome = outcome_of([*given, GivenLabel(reviewer, label, correction, now_ms)])
             closed_at_ms = None if outcome.state is ItemState.OPEN else now_ms
             connection.execute(_SETTLE, (outcome.state.value, outcome.label, closed_at_ms, self._tenant, request_id))
         return outcome
+
+    def _locked(self, connection: psycopg.Connection, request_id: str) -> LabelItem:
+        row = connection.execute(_LOCK.encode(), {"tenant": self._tenant, "request_id": request_id}).fetchone()
+        if row is None:
+            raise UnknownLabelItemError("the queue of this tenant has no item of this request")
+        return _item(row)
 
     def _labels(self, connection: psycopg.Connection, request_id: str) -> Sequence[GivenLabel]:
         return [GivenLabel(*row) for row in connection.execute(_LABELS, (self._tenant, request_id))]
@@ -253,13 +305,14 @@ def _storable(text: str) -> str:
     return without_nul(clean_text(text))
 
 
-def _unknown_item() -> LabelError:
-    return LabelError("the queue of this tenant has no item of this request")
+def _check_label(item: LabelItem, label: str) -> None:
+    if (fault := label_fault(item.task, label)) is not None:
+        raise LabelError(f"label: {fault}")
 
 
 def _item(row: tuple[Any, ...]) -> LabelItem:
-    request_id, state, is_gold, judged_by, lease_holder, lease_until_ms = row
-    return LabelItem(request_id, ItemState(state), is_gold, frozenset(judged_by), lease_holder, lease_until_ms)
+    request_id, state, is_gold, task, judged_by, lease_holder, lease_until_ms = row
+    return LabelItem(request_id, ItemState(state), is_gold, task, frozenset(judged_by), lease_holder, lease_until_ms)
 
 
 def _one(connection: psycopg.Connection, query: str, *parameters: object) -> int:

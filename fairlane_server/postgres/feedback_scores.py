@@ -1,4 +1,4 @@
-"""Sums of ratings by what answered, in Postgres. Read-only."""
+"""Sums of ratings by model version and arm, in Postgres. Read-only."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -30,6 +30,8 @@ _RANK: Mapping[str, int] = {
     "replied": 10,
 }
 _MIDDLE = 6
+_OF_OTHER_RECORDS = frozenset({Decision.CANCEL_REFUSED, Decision.FEEDBACK_REFUSED})
+"""Decisions about records that only name the request: they are no publication of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +120,8 @@ def _gather(history: History) -> dict[tuple[str, SourceCoordinate], _Gathered]:
         places.setdefault((reply.reply.tenant, source), _Gathered()).reply = reply
     returned = []
     for decision in history.decisions:
+        if decision.decision in _OF_OTHER_RECORDS:
+            continue
         if is_returned(decision.source.topic):
             returned.append(decision)
         else:

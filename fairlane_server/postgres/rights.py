@@ -137,10 +137,10 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "events_seen, tenant, request_id, occurred_at_ms), INSERT, UPDATE (events_seen)",
             "audit_logs": "SELECT (log_topic, log_partition, log_offset), INSERT",
             "conversation_turns": "SELECT (tenant, conversation_id, request_id), INSERT",
-            # What answered is added; what an erasure of its conversation covers is deleted.
+            # The model version is added; what an erasure of its conversation covers is deleted.
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
             # Items are made of results, and go with the consent of their tenant, as results of copies do.
-            "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
+            "label_items": "SELECT (tenant, request_id, state, gold_label), INSERT, DELETE",
             "evaluation_results": "SELECT (run, tenant, request_id, arm, source_topic, source_partition, "
             "source_offset, log_topic, log_partition, log_offset, replies_seen), INSERT, UPDATE (replies_seen), DELETE",
             # Of the drift watch.
@@ -240,8 +240,9 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "usage_hourly": "SELECT",
             "audit_logs": "SELECT",
             "model_routes": "SELECT",
-            # Ratings of all tenants, by what answered; no text.
-            "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
+            # Ratings of all tenants, by model version; the corrections are those of items to be labelled.
+            "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm, "
+            "correction)",
             # How copies ended; outputs of tenants that allow evaluation come from a function, to be compared.
             "evaluation_results": f"SELECT ({_COPY})",
             # `fairlane replay`, which the process of the admin API carries out.

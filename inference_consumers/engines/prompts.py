@@ -16,6 +16,7 @@ from transformers import AddedToken, PreTrainedTokenizerBase
 
 from fairlane.outcomes import Code, Task
 from fairlane.records import Message, Parameters, Passage, RequestInput
+from fairlane_server.conversations.turns import SPOKEN, SYSTEM, said_before, with_history
 from fairlane_server.text import clean_text
 from inference_consumers.engines.generated_text import REPLACEMENT
 from inference_consumers.engines.protocol import (
@@ -108,9 +109,7 @@ def _names_a_marker(text: str, start: int) -> bool:
     return start + _SIGHT < len(text)
 
 
-_SYSTEM = "system"
-_SPOKEN = frozenset({"user", "assistant"})
-_ROLES = _SPOKEN | {_SYSTEM}
+_ROLES = SPOKEN | {SYSTEM}
 _CONVERSATION = "conversation_id"
 
 
@@ -125,18 +124,18 @@ class PromptError(Exception):
 
 def is_chat(item: EngineItem) -> bool:
     """Whether the item is turns of a conversation, and no plain prompt."""
-    return bool(item.input.messages) or bool(item.input.prompt and (_said(item) or item.is_turn))
+    return bool(item.input.messages) or bool(item.input.prompt and (said_before(item.history) or item.is_turn))
 
 
 def turns_of(item: EngineItem, passages: PassagesTemplate) -> tuple[Message, ...]:
     """The turns of an item that ``is_chat``: its own with its passages, and those before. Raises PromptError."""
-    history, context = _said(item), _context(item, passages)
+    context = _context(item, passages)
     if not item.input.messages:
-        return (*history, *_with_context((Message("user", item.input.prompt or ""),), context))
+        return with_history(_with_context((Message("user", item.input.prompt or ""),), context), item.history)
     for index, message in enumerate(item.input.messages):
         if message.role not in _ROLES:
             raise PromptError(f"unknown role {message.role!r}", f"input.messages[{index}].role")
-    return _with_history(_with_context(item.input.messages, context), history)
+    return with_history(_with_context(item.input.messages, context), item.history)
 
 
 def prompt_of(item: EngineItem, passages: PassagesTemplate) -> str:
@@ -222,7 +221,7 @@ class PromptEncoder:
 
 def has_broken_text(item: EngineItem) -> bool:
     """Whether the prompt contains a replacement character, sent as such or substituted for invalid text."""
-    messages = (*_said(item), *(item.input.messages or ()))
+    messages = (*said_before(item.history), *(item.input.messages or ()))
     texts = (item.input.prompt or "", *(message.content for message in messages))
     passages = (passage.text for passage in item.passages)
     return any(REPLACEMENT in clean_text(text) for text in (*texts, *passages))
@@ -242,17 +241,6 @@ def _with_control_tokens(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokeni
     own = copy.deepcopy(tokenizer)
     own.add_tokens([AddedToken(content, special=True, normalized=False) for content in written], special_tokens=True)
     return own
-
-
-def _said(item: EngineItem) -> tuple[Message, ...]:
-    """Earlier turns. They give no instructions: roles other than user and assistant are dropped."""
-    return tuple(message for message in item.history if message.role in _SPOKEN)
-
-
-def _with_history(messages: tuple[Message, ...], history: tuple[Message, ...]) -> tuple[Message, ...]:
-    """Earlier turns, inserted between the leading system messages and the new messages of the request."""
-    first = next((index for index, message in enumerate(messages) if message.role != _SYSTEM), len(messages))
-    return (*messages[:first], *history, *messages[first:])
 
 
 def _with_context(messages: tuple[Message, ...], context: str) -> tuple[Message, ...]:

@@ -110,7 +110,7 @@ class AdminApi:
         self._replay_runner = LogReplayRunner(settings, codec, partial(self._ended, "log_replays_failed"))
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, models, rollouts, replays of the log, dead letters, loads, drift and the "
+            description="Tenants, keys, users, models, rollouts, replays of the log, dead letters, loads, drift and "
             "audit of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,

@@ -32,6 +32,7 @@ from stream_processors.dispatcher.feedback.scheduler_updates import SchedulerUpd
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 from stream_processors.dispatcher.intake.classifier import RecordClassifier
 from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.partition_limiter import PartitionLimiter
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.intake.stage import IntakeStage
 from stream_processors.dispatcher.intake.validation import RequestLimits
@@ -89,8 +90,9 @@ def assemble(
     )
     classifier = RecordClassifier(codec, writer, limits, registry, counts, clock)
     invalid_records = InvalidRecordLimiter(settings.max_invalid_records_per_s)
+    feedback = PartitionLimiter(settings.max_feedback_per_s)
     buffer, schemas = IntakeBuffer(transactions), SchemaWaitQueue(codec)
-    intake = IntakeStage(ownership, transactions, classifier, buffer, invalid_records, schemas, clock, wake)
+    intake = IntakeStage(ownership, transactions, classifier, buffer, invalid_records, feedback, schemas, clock, wake)
     response_cache = ResponseCacheStage(cache_lookup, inbox, registry, output, deliverable)
     deduplication = DeduplicationStage(ownership, archive, inbox, scheduler, response_cache, output)
     # One tenant's slow searches leave permits for the others.

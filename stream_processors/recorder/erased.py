@@ -13,6 +13,9 @@ from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import EVALUATION_RESULTS, FEEDBACK, RESULTS, TURNS, Table
 
 CONVERSATION, REQUEST = "conversation", "request"
+HISTORY = "history"
+"""Kind of the tombstone of a conversation of which a turn was erased: later turns may repeat it. It keeps items out of
+the labelling queue; results and turns are stored."""
 
 OF_REQUESTS = (RESULTS, FEEDBACK, EVALUATION_RESULTS)
 """Tables with what may be erased with its request."""

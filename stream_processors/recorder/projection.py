@@ -275,7 +275,7 @@ def _feedback(feedback: Feedback, record: LogRecord) -> Row:
         "given_by": feedback.given_by or "",
         "rating": rating_of(feedback),
         "tags": json_text(feedback.tags),
-        **dict.fromkeys(("model", "model_version", "arm")),
+        **dict.fromkeys(("model", "model_version", "arm", "conversation_id")),
     }
     return _row(FEEDBACK, values)
 

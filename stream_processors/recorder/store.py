@@ -17,7 +17,7 @@ from stream_processors.recorder.erased import (
     requests_of,
     subjects,
 )
-from stream_processors.recorder.feedback_watch import add_what_answered
+from stream_processors.recorder.feedback_watch import add_model_versions
 from stream_processors.recorder.positions import Move, Partition, Stored
 from stream_processors.recorder.projection import Projection
 from stream_processors.recorder.tables import ALL_TABLES, FEEDBACK, RESULTS, Table
@@ -171,7 +171,7 @@ class RecorderStore:
                 if keys := projection.withdrawn.get(table.name):
                     connection.execute(table.delete.encode(), (keys,))
             if about := sorted({*requests_of(projection, RESULTS), *requests_of(projection, FEEDBACK)}):
-                add_what_answered(connection, *_columns(about, 2))
+                add_model_versions(connection, *_columns(about, 2))
         return repetitions
 
     @contextmanager

@@ -70,6 +70,8 @@ class Table:
         columns: name to type, in the order of a row.
         on_conflict: clause for a row whose key exists; the stored one is ``stored``, the new one ``excluded``.
         seen: the column that counts outcomes of the same key; more than 1 is an alarm. None: nothing is counted.
+        in_order: rows are written by their key, the first columns, so that those who lock several wait for one another
+            instead of deadlocking.
     """
 
     name: str
@@ -78,6 +80,7 @@ class Table:
     key: tuple[str, ...]
     on_conflict: str
     seen: str | None = None
+    in_order: bool = False
 
     @property
     def insert(self) -> str:
@@ -88,8 +91,9 @@ class Table:
         """
         names = ", ".join(self.columns)
         arrays = ", ".join(f"%b::{kind}[]" for kind in self.columns.values())
+        order = f"ORDER BY {', '.join(map(str, range(1, 1 + len(self.key))))} " if self.in_order else ""
         statement = (
-            f"INSERT INTO {self.name} AS stored ({names}) SELECT * FROM unnest({arrays}) "  # noqa: S608 - our own names
+            f"INSERT INTO {self.name} AS stored ({names}) SELECT * FROM unnest({arrays}) {order}"  # noqa: S608 - our own names
             f"ON CONFLICT ({', '.join(self.key)}) DO {self.on_conflict}"
         )
         if self.seen is None:
@@ -209,18 +213,18 @@ TURNS = Table(
 
 _FEEDBACK_SAID = ("thumb", "rating", "correction", "tags", "comment")
 _FEEDBACK_ORDER = ("given_at_ms", *_LOG)
-_ANSWERED_BY = {"model": "text", "model_version": "text", "arm": "text"}
+_ANSWERED_BY = {"model": "text", "model_version": "text", "arm": "text", "conversation_id": "text"}
 _FEEDBACK_KEY = ("tenant", "request_id", "given_by")
 
 
 def _feedback_conflict() -> str:
-    """The later of a giver's records replaces the earlier, unless it says the same."""
-    (stored, new), (had, has) = (
-        [", ".join(f"{row}.{name}" for name in names) for row in ("stored", "excluded")]
-        for names in (("given_at_ms", "log_offset"), _FEEDBACK_SAID)
-    )
+    """The later of a giver's records replaces the earlier, in whichever order they come. One that says the same moves
+    the time: what was said in between is older."""
     changed = ", ".join(f"{name} = excluded.{name}" for name in (*_FEEDBACK_SAID, *_FEEDBACK_ORDER))
-    return f"UPDATE SET {changed} WHERE ({stored}) < ({new}) AND ({had}) IS DISTINCT FROM ({has})"
+    return (
+        f"UPDATE SET {changed} "
+        "WHERE (stored.given_at_ms, stored.log_offset) < (excluded.given_at_ms, excluded.log_offset)"
+    )
 
 
 FEEDBACK = Table(
@@ -239,8 +243,9 @@ FEEDBACK = Table(
     },
     key=_FEEDBACK_KEY,
     on_conflict=_feedback_conflict(),
+    in_order=True,
 )
-"""What answered is added when both the feedback and the result are there, whichever comes first."""
+"""The model version is added when both the feedback and the result are stored, whichever comes first."""
 
 EVALUATION_RESULTS = Table(
     "evaluation_results",

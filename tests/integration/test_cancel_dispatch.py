@@ -176,7 +176,11 @@ def test_nobody_cancels_for_another_tenant(pipeline: Pipeline, replies: Replies,
     assert {one.tenant for one in told(pipeline, cancellations)} == {pipeline.tenant("b")}
     ledger.wait(lambda: len(audits(pipeline, ledger, request)) == 2, what="the audit")
     refused = audits(pipeline, ledger, request)[-1]
-    assert (refused.tenant, refused.decision, refused.code) == (pipeline.tenant("b"), Decision.REFUSED, "forbidden")
+    assert (refused.tenant, refused.decision, refused.code) == (
+        pipeline.tenant("b"),
+        Decision.CANCEL_REFUSED,
+        "forbidden",
+    )
     assert waiting(pipeline) == 1
     replies.read_to_end()
     assert request.request_id not in replies.by_id

@@ -2,9 +2,8 @@
 
 import json
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,131 +12,28 @@ import pytest
 
 from fairlane.clock import now_ms
 from fairlane.guardrail_records import GuardrailVerdict
-from fairlane.names import CONTROL_TENANTS, LEDGER_FEEDBACK, LEDGER_USAGE, replies_topic
-from fairlane.records import (
-    Feedback,
-    InferenceReply,
-    InferenceRequest,
-    Message,
-    Output,
-    RequestInput,
-    SourceCoordinate,
-    TenantSpec,
-    UsageEvent,
-    WorkItem,
-)
-from fairlane.schema_files import default_codec
-from fairlane.settings import Settings
 from fairlane_server.cli import main
 from fairlane_server.erasure.erasures import ErasureKind, Erasures
 from fairlane_server.labelling.decisions import ItemOutcome, ItemState
 from fairlane_server.labelling.queue import LabelError, LabelQueue
-from stream_processors.recorder.label_collector import LabelCollector
-from stream_processors.recorder.label_sources import WorkItemLog
-from stream_processors.recorder.projection import LogRecord, project
-from stream_processors.recorder.store import RecorderStore
-from tests.kit.native_kit import used
-from tests.kit.recorder_kit import Tables
+from tests.kit.label_kit import QUESTION, LabelBench, request_id
 from tests.kit.stack import PostgresServer
 
 pytestmark = pytest.mark.broker
 
 DAY_MS = 86_400_000
-QUESTION = Message("user", "What is the capital of Australia?")
 ITEMS = "SELECT tenant, request_id, origin FROM label_items ORDER BY 1, 2"
 
 
-def request_id(number: int) -> str:
-    return f"00000000-0000-4000-8000-{number:012d}"
-
-
-class Works(WorkItemLog):
-    """Work items as they would be in the log; its offsets are their numbers. Those in ``gone`` are not there, and where
-    those in ``replaced`` were, there is another one."""
-
-    def __init__(self) -> None:
-        self.gone: set[int] = set()
-        self.replaced: set[int] = set()
-        self.reads = 0
-
-    def close(self) -> None:
-        """Nothing to close."""
-
-    def read(self, place: SourceCoordinate) -> WorkItem | None:
-        self.reads += 1
-        if place.offset in self.gone:
-            return None
-        tenant = "other" if place.offset in self.replaced else place.topic.split(".")[1]
-        request = InferenceRequest(request_id(place.offset), "words", "generate", RequestInput(messages=(QUESTION,)))
-        source = SourceCoordinate(f"requests.{tenant}", 0, place.offset)
-        return WorkItem(request, tenant, "p", "2", "normal", 1, 1, 1, 1, 1, f"replies.{tenant}", "dispatcher-1", source)
-
-
-class Rig:
-    """What the recorder stores, and the thread that fills the queue, step by step."""
-
-    def __init__(self, server: PostgresServer) -> None:
-        self.server = server
-        self.store = RecorderStore(server.recorder_dsn)
-        self.works = Works()
-        self.tables = Tables(server)
-        self._collectors: list[LabelCollector] = []
-        self.collector = self.collect_with()
-
-    def collect_with(self, **settings: Any) -> LabelCollector:
-        known = Settings(postgres_dsn=self.server.recorder_dsn, **settings)
-        self._collectors.append(LabelCollector(known, self.works, lambda _: None))
-        return self._collectors[-1]
-
-    def close(self) -> None:
-        for collector in self._collectors:
-            collector.close()
-        self.store.close()
-
-    def allow(self, *tenants: str, evaluation: str = "allowed") -> None:
-        self.write([(CONTROL_TENANTS, TenantSpec(tenant, evaluation=evaluation), tenant) for tenant in tenants])
-
-    def answered(self, *numbers: int, tenant: str = "acme", **fields: Any) -> None:
-        records: list[tuple[str, object, str]] = []
-        for number in numbers:
-            source = SourceCoordinate(f"requests.{tenant}", 0, number)
-            reply = InferenceReply(
-                *(request_id(number), tenant, "ok"), model="words", model_version="2", arm="new", source=source
-            )
-            reply = replace(reply, task="generate", output=Output(text=f"answer {number}"), **fields)
-            event: UsageEvent = replace(
-                used(number, tenant=tenant),
-                request_id=request_id(number),
-                occurred_at_ms=now_ms(),
-                work=SourceCoordinate(f"priority.{tenant}.normal", 0, number),
-            )
-            records += [(replies_topic(tenant), reply, tenant), (LEDGER_USAGE, event, tenant)]
-        self.write(records)
-
-    def rated(self, *numbers: int, tenant: str = "acme", **fields: Any) -> None:
-        given: dict[str, Any] = {"thumb": "down", "given_at_ms": now_ms(), "given_by": "user:1"} | fields
-        self.write([(LEDGER_FEEDBACK, Feedback(request_id(one), tenant, **given), tenant) for one in numbers])
-
-    def write(self, records: Sequence[tuple[str, object, str]]) -> None:
-        log = [
-            LogRecord(topic, 0, offset, now_ms(), key.encode(), default_codec().encode(record))
-            for offset, (topic, record, key) in enumerate(records, start=now_ms())
-        ]
-        self.store.write(project(log, default_codec()), {})
-
-    def queued(self) -> list[int]:
-        return [int(one[-12:]) for _, one, _ in self.tables.rows(ITEMS)]
-
-
 @pytest.fixture
-def rig(migrated: PostgresServer) -> Iterator[Rig]:
-    made = Rig(migrated)
+def rig(migrated: PostgresServer) -> Iterator[LabelBench]:
+    made = LabelBench(migrated)
     yield made
     made.close()
 
 
 @pytest.fixture
-def queue(rig: Rig) -> Iterator[LabelQueue]:
+def queue(rig: LabelBench) -> Iterator[LabelQueue]:
     """The queue of acme with three items."""
     rig.allow("acme")
     rig.answered(1, 2, 3)
@@ -147,7 +43,7 @@ def queue(rig: Rig) -> Iterator[LabelQueue]:
         yield opened
 
 
-def test_bad_feedback_and_guardrail_hits_are_queued_once_with_what_was_asked(rig: Rig) -> None:
+def test_bad_feedback_and_guardrail_hits_are_queued_once_with_what_was_asked(rig: LabelBench) -> None:
     rig.allow("acme")
     rig.answered(1, 2, 3, 4)
     rig.rated(1)
@@ -172,7 +68,7 @@ def test_bad_feedback_and_guardrail_hits_are_queued_once_with_what_was_asked(rig
     ]
 
 
-def test_only_what_a_tenant_allows_is_queued_and_it_goes_when_it_does_not_any_more(rig: Rig) -> None:
+def test_only_what_a_tenant_allows_is_queued_and_it_goes_when_it_does_not_any_more(rig: LabelBench) -> None:
     rig.allow("acme", "initech")
     rig.allow("globex", evaluation="denied")
     for number, tenant in enumerate(("acme", "globex", "initech", "nobody"), start=1):
@@ -187,7 +83,7 @@ def test_only_what_a_tenant_allows_is_queued_and_it_goes_when_it_does_not_any_mo
     assert rig.queued() == [3]
 
 
-def test_the_queue_is_bounded_and_sampled_by_the_id(rig: Rig) -> None:
+def test_the_queue_is_bounded_and_sampled_by_the_id(rig: LabelBench) -> None:
     rig.allow("acme", "globex")
     for tenant, numbers in (("acme", range(1, 21)), ("globex", range(21, 23))):
         rig.answered(*numbers, tenant=tenant)
@@ -204,7 +100,7 @@ def test_the_queue_is_bounded_and_sampled_by_the_id(rig: Rig) -> None:
     assert counts == {"acme": 12, "globex": 2}
 
 
-def test_what_is_not_in_the_log_any_more_is_passed_over_and_asked_for_once(rig: Rig) -> None:
+def test_what_is_not_in_the_log_any_more_is_passed_over_and_asked_for_once(rig: LabelBench) -> None:
     rig.allow("acme")
     rig.answered(1, 2, 3)
     rig.rated(1, 2, 3)
@@ -216,7 +112,7 @@ def test_what_is_not_in_the_log_any_more_is_passed_over_and_asked_for_once(rig: 
     assert rig.works.reads == 3
 
 
-def test_an_erasure_takes_items_and_labels_and_nothing_erased_gets_in(rig: Rig, queue: LabelQueue) -> None:
+def test_an_erasure_takes_items_and_labels_and_nothing_erased_gets_in(rig: LabelBench, queue: LabelQueue) -> None:
     task = queue.lease("anna")
     assert task is not None
     queue.submit("anna", task.request_id, "bad", "Canberra")
@@ -244,7 +140,7 @@ def test_an_erasure_takes_items_and_labels_and_nothing_erased_gets_in(rig: Rig, 
     assert rig.tables.rows("SELECT count(*) FROM labels") == [(0,)]
 
 
-def test_reviewers_who_ask_at_once_never_get_the_same_item(rig: Rig, queue: LabelQueue) -> None:
+def test_reviewers_who_ask_at_once_never_get_the_same_item(rig: LabelBench, queue: LabelQueue) -> None:
     rig.answered(*range(10, 30))
     rig.rated(*range(10, 30))
     rig.collector.look()
@@ -296,7 +192,7 @@ def test_two_labels_that_agree_close_an_item_and_a_third_decides(queue: LabelQue
     assert queue.skip("anna", skipped.request_id) == opened
 
 
-def test_a_gold_item_measures_and_is_not_closed(rig: Rig, queue: LabelQueue) -> None:
+def test_a_gold_item_measures_and_is_not_closed(rig: LabelBench, queue: LabelQueue) -> None:
     queue.set_gold(request_id(3), "bad")
     seen = []
     for _ in range(3):
@@ -316,7 +212,7 @@ def test_a_gold_item_measures_and_is_not_closed(rig: Rig, queue: LabelQueue) -> 
         queue.set_gold(request_id(9), "bad")
 
 
-def test_another_tenant_sees_and_judges_nothing(rig: Rig, queue: LabelQueue) -> None:
+def test_another_tenant_sees_and_judges_nothing(rig: LabelBench, queue: LabelQueue) -> None:
     rig.allow("globex")
     task = queue.lease("anna")
     assert task is not None
@@ -335,7 +231,7 @@ def test_an_invalid_argument_is_named(queue: LabelQueue, label: str, reviewer: s
 
 @pytest.mark.usefixtures("queue")
 def test_the_commands_lease_judge_and_export(
-    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    rig: LabelBench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("POSTGRES_DSN", rig.server.operator_dsn)
 

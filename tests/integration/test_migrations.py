@@ -61,6 +61,7 @@ REVISIONS = (
     "0031",
     "0032",
     "0033",
+    "0036",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

@@ -136,14 +136,14 @@ class RecordClassifier:
         refusal = validate_headers(arrival.headers) or validate_cancel(record, tenant)
         if refusal is None:
             return CancelCommand(claim, tenant, record.request_id, arrival.timestamp_ms)
-        self.counts.decided(tenant, Decision.REFUSED, refusal.code)
+        self.counts.decided(tenant, Decision.CANCEL_REFUSED, refusal.code)
         return self.writer.cancel_refused(record, arrival, tenant, refusal, self.clock())
 
     def _feedback(self, record: Feedback, arrival: ReceivedRecord, tenant: str) -> Feedback | tuple[OutputRecord, ...]:
         refusal = validate_headers(arrival.headers) or validate_feedback(record, tenant)
         if refusal is None:
             return replace(record, tenant=tenant, given_at_ms=arrival.timestamp_ms)
-        self.counts.decided(tenant, Decision.REFUSED, refusal.code)
+        self.counts.decided(tenant, Decision.FEEDBACK_REFUSED, refusal.code)
         return self.writer.feedback_refused(record, arrival, tenant, refusal, self.clock())
 
     def _request(

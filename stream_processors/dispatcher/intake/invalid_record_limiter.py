@@ -1,29 +1,21 @@
-"""Token bucket per partition for invalid records, those rejected or unreadable. Pure.
+"""Limit per partition of invalid records, those rejected or unreadable. Pure.
 
-An invalid record costs a dispatcher as much as a valid one, and other tenants must not pay for it. A bucket may be
-overdrawn by records already read; a partition in debt is paused until the debt is refilled. Nothing is lost: its
-records wait in the log. A partition is not paused while no other partition sends: there is no tenant to protect.
+An invalid record costs a dispatcher as much as a valid one, and other tenants must not pay for it. A partition is not
+paused while no other partition sends: there is no tenant to protect.
 """
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from fairlane.ownership import PartitionId
-from fairlane_server.token_bucket import refilled
+from stream_processors.dispatcher.intake.partition_limiter import PartitionLimiter
 
-# Decompressing 16 MiB takes about 30 ms, during which no other partition is read.
-_BYTES_PER_TOKEN = 32_768
 _OTHERS_WITHIN_MS = 2_000
-_BURST_S = 0.5
 
 
 @dataclass(slots=True)
-class InvalidRecordLimiter:
-    """Buckets by partition. Every operation is O(1) except ``in_debt``, O(partitions with recent invalid records)."""
+class InvalidRecordLimiter(PartitionLimiter):
+    """Pauses debtors while others send. Its ``slow`` partitions are read in small turns."""
 
-    per_s: int
-    _levels: dict[PartitionId, tuple[float, int]] = field(default_factory=dict)
-    """Tokens and the time of that level, for partitions whose bucket may not be full."""
     _newest: tuple[PartitionId, int] | None = None
     """Partition and time of the newest record."""
     _other_at_ms: int | None = None
@@ -35,36 +27,10 @@ class InvalidRecordLimiter:
             self._other_at_ms = self._newest[1]
         self._newest = partition, now_ms
 
-    def charge(self, partition: PartitionId, size_bytes: int, now_ms: int) -> bool:
-        """Charge an invalid record. Returns whether its partition went into debt by this charge."""
-        before = self._level(partition, now_ms)
-        after = before - max(1.0, size_bytes / _BYTES_PER_TOKEN)
-        self._levels[partition] = after, now_ms
-        return after < 0 <= before
-
-    @property
-    def slow(self) -> Collection[PartitionId]:
-        """Partitions with recent invalid records: they are read in small turns."""
-        return self._levels.keys()
-
     def in_debt(self, now_ms: int) -> set[PartitionId]:
-        """The partitions to pause now."""
-        debtors: set[PartitionId] = set()
-        for partition in tuple(self._levels):
-            level = self._level(partition, now_ms)
-            if level >= self._capacity:
-                del self._levels[partition]
-            elif level < 0 and self._others_send(partition, now_ms):
-                debtors.add(partition)
-        return debtors
-
-    @property
-    def _capacity(self) -> float:
-        return max(1.0, self.per_s * _BURST_S)
-
-    def _level(self, partition: PartitionId, now_ms: int) -> float:
-        level, at_ms = self._levels.get(partition, (self._capacity, now_ms))
-        return refilled(self._capacity, self.per_s / 1_000, level, max(0, now_ms - at_ms))
+        # Not `super()`: a dataclass with slots is another class than the one that this is compiled in.
+        debtors = PartitionLimiter.in_debt(self, now_ms)
+        return {partition for partition in debtors if self._others_send(partition, now_ms)}
 
     def _others_send(self, partition: PartitionId, now_ms: int) -> bool:
         if self._newest is None:

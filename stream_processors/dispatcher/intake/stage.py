@@ -16,6 +16,7 @@ from fairlane_server.kafka.transactions import OutputRecord, Settlement, Transac
 from stream_processors.dispatcher.intake.buffer import IntakeBuffer
 from stream_processors.dispatcher.intake.classifier import RecordClassifier, Verdict
 from stream_processors.dispatcher.intake.invalid_record_limiter import InvalidRecordLimiter
+from stream_processors.dispatcher.intake.partition_limiter import PartitionLimiter
 from stream_processors.dispatcher.intake.schema_waits import SchemaWaitQueue
 from stream_processors.dispatcher.queued_request import CancelCommand, Candidate, QueuedRequest, ReceivedRecord
 from stream_processors.dispatcher.reading.fenced_thread import Poll
@@ -52,6 +53,7 @@ class IntakeStage:
     classifier: RecordClassifier
     buffer: IntakeBuffer
     invalid_records: InvalidRecordLimiter
+    feedback: PartitionLimiter
     schemas: SchemaWaitQueue
     clock: ClockMs
     wake: asyncio.Event
@@ -75,8 +77,8 @@ class IntakeStage:
 
     @metrics.stage_time("intake")
     def take(self, most: int) -> IntakeBatch:
-        """Classify the next ``most`` records. Feedback, rejections and dead letters are submitted here, the latter two
-        charged to their partition's budget of invalid records."""
+        """Classify the next ``most`` records. Feedback, rejections and dead letters are submitted here, and charged to
+        their partition: the latter two to its budget of invalid records."""
         records, batch = self.buffer.take(most), IntakeBatch()
         batch.has_backfill = any(
             is_backfill(claim.partition.topic) or claim.partition.topic == EVALUATION_WORK for claim, _ in records
@@ -89,9 +91,9 @@ class IntakeStage:
             elif isinstance(verdict, CancelCommand):
                 batch.cancels.append((verdict, record))
             elif isinstance(verdict, Feedback):
-                self.transactions.submit(Settlement(claim, (self.classifier.writer.feedback(verdict),)))
+                self._settled(claim, record, (self.classifier.writer.feedback(verdict),), self.feedback)
             else:
-                self._turned_away(claim, record, verdict)
+                self._settled(claim, record, verdict, self.invalid_records)
         return batch
 
     def is_ready(self) -> bool:
@@ -99,8 +101,11 @@ class IntakeStage:
         return bool(self.buffer) or self._has_waited()
 
     def held(self) -> set[PartitionId]:
-        """Partitions to hold: crowded buffer, too many recent invalid records, or many waits for a schema."""
-        return self.buffer.crowded() | self.invalid_records.in_debt(self.clock()) | self.schemas.crowded()
+        """Partitions to hold: crowded buffer, too many recent invalid records or much feedback, or many waits for a
+        schema."""
+        now_ms = self.clock()
+        in_debt = self.invalid_records.in_debt(now_ms) | self.feedback.in_debt(now_ms)
+        return self.buffer.crowded() | in_debt | self.schemas.crowded()
 
     def on_room(self) -> None:
         """Re-check for room after a commit or a drop. Spurious calls are harmless."""
@@ -145,9 +150,11 @@ class IntakeStage:
         """Whether records that waited for a schema may be decided now."""
         return self._takes_waiting and self.schemas.is_ready()
 
-    def _turned_away(self, claim: Claim, record: ReceivedRecord, outputs: tuple[OutputRecord, ...]) -> None:
+    def _settled(
+        self, claim: Claim, record: ReceivedRecord, outputs: tuple[OutputRecord, ...], limiter: PartitionLimiter
+    ) -> None:
         self.transactions.submit(Settlement(claim, outputs))
-        if self.invalid_records.charge(claim.partition, record.cost_bytes, self.clock()):
+        if limiter.charge(claim.partition, record.cost_bytes, self.clock()):
             self.buffer.on_change()
 
 

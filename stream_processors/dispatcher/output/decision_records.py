@@ -294,7 +294,8 @@ class DecisionWriter:
         """The audit event of an invalid cancel, without a reply: that would be a second reply to the request it names,
         or one without a reader."""
         said = replace(refusal, message=f"cancel: {refusal.message}")
-        return (self._refusal(cancel.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
+        about = cancel.request_id[:MAX_ID_CHARS]
+        return (self._refusal(about, None, arrival, tenant, said, now_ms, Decision.CANCEL_REFUSED),)
 
     def feedback(self, feedback: Feedback) -> OutputRecord:
         """Valid feedback for the recorder. It names its tenant."""
@@ -305,7 +306,8 @@ class DecisionWriter:
     ) -> tuple[OutputRecord, ...]:
         """The audit event of invalid feedback, without a reply, as for a cancel."""
         said = replace(refusal, message=f"feedback: {refusal.message}")
-        return (self._refusal(feedback.request_id[:MAX_ID_CHARS], None, arrival, tenant, said, now_ms),)
+        about = feedback.request_id[:MAX_ID_CHARS]
+        return (self._refusal(about, None, arrival, tenant, said, now_ms, Decision.FEEDBACK_REFUSED),)
 
     def refused(
         self,
@@ -483,11 +485,10 @@ class DecisionWriter:
         tenant: str,
         refusal: Rejection,
         now_ms: int,
+        decision: Decision = Decision.REFUSED,
     ) -> OutputRecord:
         source, code, inputs = arrival.coordinate, refusal.code, {"field": refusal.field}
-        return self._audit(
-            request_id, tenant, Decision.REFUSED, source, now_ms, code, refusal.message, inputs, replay_of
-        )
+        return self._audit(request_id, tenant, decision, source, now_ms, code, refusal.message, inputs, replay_of)
 
     def _decision(
         self,

@@ -40,6 +40,10 @@ def test_feedback_is_published_on_the_topic_of_the_request_and_confirmed(
         ({"thumb": "sideways"}, "thumb: must be up or down"),
         ({"score": "0.5"}, "feedback: a field has the wrong type"),
         ({"tags": [""]}, "tags[0]: "),
+        ({"tags": [7]}, "feedback: a field has the wrong type"),
+        ({"tags": "flagged"}, "tags: must be a sequence of texts"),
+        ({"tags": 7}, "tags: must be a sequence of texts"),
+        ({"thumb": "up", "tag": ["flagged"]}, "tag: feedback has no such field; it has thumb, score, "),
     ],
 )
 def test_an_invalid_field_is_named_and_nothing_is_sent(
@@ -48,6 +52,14 @@ def test_an_invalid_field_is_named_and_nothing_is_sent(
     with pytest.raises(ValueError, match="^" + message.replace("[", r"\[")):
         client.feedback(REQUEST, **fields)  # type: ignore[arg-type]  # wrong on purpose
     assert producer.sent == []
+
+
+def test_tags_may_be_none_and_any_sequence(client: Client, producer: FakeProducer) -> None:
+    producer.acknowledge_at_once = True
+    for tags in (None, [], ("flagged",), ["flagged"]):
+        client.feedback(REQUEST, thumb="up", tags=tags)
+    said = [default_codec().decode(sent.value) for sent in producer.sent]
+    assert [one.tags for one in said if isinstance(one, Feedback)] == [(), (), ("flagged",), ("flagged",)]
 
 
 def test_what_the_log_does_not_take_is_an_error(client: Client, producer: FakeProducer) -> None:

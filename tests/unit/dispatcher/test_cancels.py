@@ -255,7 +255,7 @@ def test_a_cancel_that_names_another_tenant_is_refused_and_answers_nobody() -> N
     after(bench, cancel(1, "acme"), topic="requests.other")
     assert [out.topic for out in settled_at(bench, 10, "requests.other").outputs] == [names.LEDGER_AUDIT]
     *_, event = bench.audit()
-    assert (event.tenant, event.decision, event.code) == ("other", Decision.REFUSED, Code.FORBIDDEN)
+    assert (event.tenant, event.decision, event.code) == ("other", Decision.CANCEL_REFUSED, Code.FORBIDDEN)
     assert (event.source.topic, event.inputs) == ("requests.other", {"field": "tenant"})
     assert event.message == "cancel: this topic belongs to other, the record names another tenant"
     assert len(bench.dispatcher.scheduler.claims()) == 1
@@ -268,7 +268,11 @@ def test_a_cancel_of_what_is_no_id_is_refused_and_told_to_nobody() -> None:
     bench = Bench()
     after(bench, default_codec().encode(CancelRequest("x" * 10_000)))
     (event,) = bench.audit()
-    assert (event.decision, event.code, event.inputs) == (Decision.REFUSED, Code.INVALID, {"field": "request_id"})
+    assert (event.decision, event.code, event.inputs) == (
+        Decision.CANCEL_REFUSED,
+        Code.INVALID,
+        {"field": "request_id"},
+    )
     assert event.request_id == "x" * 128
     assert [out.topic for out in bench.transactions.outputs] == [names.LEDGER_AUDIT]
 

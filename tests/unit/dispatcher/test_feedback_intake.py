@@ -6,6 +6,7 @@ import pytest
 
 from fairlane import names
 from fairlane.outcomes import Decision
+from fairlane.ownership import PartitionId
 from fairlane.records import Feedback
 from fairlane.schema_files import default_codec
 from tests.kit.cached_replies import after, id_of
@@ -48,7 +49,7 @@ def test_invalid_feedback_is_refused_in_the_audit_without_a_reply_or_a_text(feed
     after(bench, given(feedback))
     assert passed_on(bench) == []
     (event,) = bench.audit()
-    assert (event.tenant, event.decision, event.inputs["field"]) == ("acme", Decision.REFUSED, field)
+    assert (event.tenant, event.decision, event.inputs["field"]) == ("acme", Decision.FEEDBACK_REFUSED, field)
     assert (event.message or "").startswith("feedback: ")
     assert SECRET not in str(event)
     assert not bench.decoded("replies.acme")
@@ -56,9 +57,23 @@ def test_invalid_feedback_is_refused_in_the_audit_without_a_reply_or_a_text(feed
 
 def test_valid_feedback_costs_nothing_of_the_budget_of_invalid_records() -> None:
     bench = Bench(max_invalid_records_per_s=1)
-    for offset in range(10, 200):
+    for offset in range(10, 30):
         after(bench, given(GIVEN), offset=offset)
     assert not bench.dispatcher.intake.held()
-    assert len(passed_on(bench)) == 190
+    assert len(passed_on(bench)) == 20
+    after(bench, encoded(2), offset=200)
+    assert bench.audit(), "the request behind it is decided"
+
+
+def test_a_partition_with_too_much_feedback_is_held_until_its_debt_is_paid_also_when_it_sends_alone() -> None:
+    bench = Bench(max_feedback_per_s=10)
+    for offset in range(10, 30):
+        after(bench, given(GIVEN), offset=offset)
+    assert len(passed_on(bench)) == 20, "what was read is passed on"
+    assert bench.dispatcher.intake.held() == {PartitionId("requests.acme", 0)}
+    bench.now_ms += 1_499
+    assert bench.dispatcher.intake.held()
+    bench.now_ms += 2
+    assert not bench.dispatcher.intake.held()
     after(bench, encoded(2), offset=200)
     assert bench.audit(), "the request behind it is decided"

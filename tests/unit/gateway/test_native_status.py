@@ -11,6 +11,7 @@ from producers.gateway.results.request_status import RequestState, as_erased, ma
 from tests.kit.native_kit import ID, decided, recorded
 
 WAITS = decided(Decision.ACCEPTED, 10)
+OF_OTHER_RECORDS = {Decision.CANCEL_REFUSED, Decision.FEEDBACK_REFUSED}
 ELSEWHERE = SourceCoordinate("requests.acme", 0, 99)
 
 
@@ -56,8 +57,21 @@ def test_an_erased_request_that_still_runs_says_so(decision: Decision) -> None:
 
 
 def test_every_decision_has_a_status() -> None:
-    for decision in Decision:
+    for decision in set(Decision) - OF_OTHER_RECORDS:
         assert status_of(ID, History((decided(decision, 20),))) is not None
+
+
+@pytest.mark.parametrize("decision", sorted(OF_OTHER_RECORDS))
+def test_invalid_feedback_and_cancels_change_nothing_of_the_request_that_they_name(decision: Decision) -> None:
+    refused = replace(decided(decision, 30), source=ELSEWHERE)
+    assert status_of(ID, History((refused,))) is None, "no request, no status"
+    waiting = status_of(ID, History((WAITS, refused)))
+    assert waiting == status_of(ID, History((WAITS,)))
+    history = History((WAITS,), replies=(recorded(1, request_id=ID),))
+    answered = status_of(ID, replace(history, decisions=(WAITS, refused)))
+    assert answered == status_of(ID, history)
+    assert answered is not None
+    assert answered.status is RequestState.DONE
 
 
 def test_a_reply_ends_it_wherever_it_was_seen() -> None:

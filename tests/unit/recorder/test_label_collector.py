@@ -2,12 +2,13 @@
 
 import base64
 import json
+from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fairlane.records import InferenceRequest, Message, Passage, RequestInput, SourceCoordinate, WorkItem
-from stream_processors.recorder.label_collector import LabelSource, within_bound
+from stream_processors.recorder.label_collector import LabelSource, erasable, within_bound
 from stream_processors.recorder.label_sources import input_of
 from stream_processors.recorder.tables import json_text
 
@@ -52,3 +53,12 @@ def test_an_item_has_what_the_model_got() -> None:
     }
     picture = input_of(item(RequestInput(image=b"\x89PNG")))
     assert base64.b64decode(picture["image"]) == b"\x89PNG"
+
+
+def test_an_item_is_kept_out_by_its_request_the_first_one_its_conversation_and_an_erased_turn_before_it() -> None:
+    alone = item(RequestInput(prompt="p"))
+    assert erasable(alone) == [("request", "r-1")]
+    again = replace(alone, request=replace(alone.request, replay_of="r-0", conversation_id="talk"))
+    assert erasable(again) == [("request", "r-1"), ("request", "r-0"), ("conversation", "talk")]
+    told = replace(again, history=(Message("user", "Hello"),))
+    assert erasable(told) == [*erasable(again), ("history", "talk")]

@@ -20,6 +20,7 @@ from fairlane_server.labelling.decisions import (
     ReviewedLabel,
     ReviewerStatistics,
     choose,
+    label_fault,
     may_take,
     outcome_of,
     refusal,
@@ -53,6 +54,31 @@ def test_two_agree_and_a_third_decides(given: Sequence[str | None], outcome: Ite
 def test_the_outcome_does_not_depend_on_the_order(order: list[str | None], more: list[str | None]) -> None:
     assert outcome_of(labels(*order)) == ItemOutcome(ItemState.AGREED, "good")
     assert outcome_of(labels(*more)).state == outcome_of(labels(*reversed(more))).state
+
+
+def test_of_more_labels_than_are_asked_for_most_decide_and_a_tie_is_disputed() -> None:
+    """An item that was gold may have many."""
+    assert outcome_of(labels("bad", "bad", "good", "good", "good")) == ItemOutcome(ItemState.AGREED, "good")
+    assert outcome_of(labels("bad", "bad", "good", "good")) == ItemOutcome(ItemState.DISPUTED)
+    assert outcome_of(labels("bad", None, None, None, "bad")) == ItemOutcome(ItemState.AGREED, "bad")
+
+
+@pytest.mark.parametrize(
+    ("task", "label", "fault"),
+    [
+        ("generate", "good", None),
+        ("generate", "bad", None),
+        ("generate", "Good", "must be good or bad"),
+        ("generate", "7", "must be good or bad"),
+        ("embed", "7", "must be good or bad"),
+        ("rank", "good", None),
+        ("classify", "7", None),
+        ("classify", "", "must have from 1 to 256 characters"),
+        ("classify", "x" * 257, "must have from 1 to 256 characters"),
+    ],
+)
+def test_a_label_is_one_that_the_output_can_have(task: str, label: str, fault: str | None) -> None:
+    assert label_fault(task, label) == fault
 
 
 def test_who_judged_an_item_does_not_get_it_again_and_a_lease_ends() -> None:

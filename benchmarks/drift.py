@@ -33,7 +33,7 @@ from fairlane_server.drift.figures import FigureKind
 from fairlane_server.drift.monitor import CALIBRATION_BLOCKS, REFERENCE_BLOCKS
 
 NAME = "drift"
-RUNS = 20
+RUNS = 10
 DAYS = 10
 SEED = 58
 HOW = f"{RUNS} simulated streams of each kind; the same on every machine"

@@ -40,6 +40,8 @@ SELECT place, CASE
             )
             OR erased.kind = 'conversation' AND erased.digest = sha256(convert_to(asked.conversation, 'UTF8'))
                 AND (asked.submitted_at_ms < erased.before_ms OR asked.first_id <> asked.request_id)
+            OR erased.kind = 'history' AND erased.digest = sha256(convert_to(asked.conversation, 'UTF8'))
+                AND asked.has_history AND asked.submitted_at_ms < erased.before_ms
         )
     ) THEN 'erased'
     WHEN NOT EXISTS (
@@ -52,8 +54,9 @@ SELECT place, CASE
     ELSE 'copied' END
 FROM unnest(
     %(places)s::integer[], %(topics)s::text[], %(partitions)s::bigint[], %(offsets)s::bigint[], %(tenants)s::text[],
-    %(requests)s::text[], %(first_ids)s::text[], %(conversations)s::text[], %(submitted)s::bigint[]
-) AS asked (place, topic, part, place_in, tenant, request_id, first_id, conversation, submitted_at_ms)
+    %(requests)s::text[], %(first_ids)s::text[], %(conversations)s::text[], %(submitted)s::bigint[],
+    %(histories)s::boolean[]
+) AS asked (place, topic, part, place_in, tenant, request_id, first_id, conversation, submitted_at_ms, has_history)
 """
 _CLAIM = """
 INSERT INTO log_replay_requests (replay, tenant, request_id, work_topic, work_partition, work_offset)
@@ -189,6 +192,7 @@ class ReplayJournal(Closing):
             "tenants": [item.tenant for item in items],
             "requests": [item.request.request_id for item in items],
             "first_ids": [item.request.replay_of or item.request.request_id for item in items],
+            "histories": [bool(item.history) for item in items],
             "conversations": [stored_name(item.request.conversation_id or "") for item in items],
             "submitted": [item.submitted_at_ms for item in items],
         }

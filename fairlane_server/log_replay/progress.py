@@ -25,7 +25,7 @@ class ReplayCounts:
         sampled: of these, the ones that the replay is about: its model, version and tenants, and in the sample.
         copied: of the sampled ones, those that run again; each has a copy for each arm.
         denied: their tenant does not allow evaluation.
-        erased: the request, or its conversation, was erased.
+        erased: the request, its conversation, or a turn in its history was erased.
         unanswered: there is no answer to compare with: another dispatch of the request was answered, the request was
             refused or expired, or its result is older than its retention.
         repeated: another dispatch of the request was copied.

@@ -16,7 +16,7 @@ from fairlane.clock import now_ms
 from fairlane.evaluation_records import EvaluationMark
 from fairlane.names import priority_topic
 from fairlane.outcomes import Outcome
-from fairlane.records import TenantSpec
+from fairlane.records import ConversationTurn, Message, Output, TenantSpec, WorkItem
 from fairlane_server import cli
 from fairlane_server.administration.events import AdminAudit, EventFilter
 from fairlane_server.administration.log_replays import LogReplayOffice
@@ -139,6 +139,29 @@ def test_work_that_is_not_to_be_replayed_is_counted_by_its_reason(bench: ReplayB
     assert ended.progress.counts == ReplayCounts(
         read=19, sampled=15, copied=3, denied=3, erased=3, unanswered=6, unreadable=1
     )
+
+
+def test_a_request_that_was_given_an_erased_turn_is_not_copied(bench: ReplayBench) -> None:
+    """It has the text of that turn in its history."""
+
+    def of_conversation(items: list[WorkItem]) -> list[WorkItem]:
+        return [replace(item, request=replace(item.request, conversation_id="talk")) for item in items]
+
+    (first, alone) = of_conversation(bench.work(2))
+    given = of_conversation(bench.work(2, history=(Message("user", "what is erased"),)))
+    (elsewhere,) = bench.work(1, history=(Message("user", "of another conversation"),))
+    turn = ConversationTurn("talk", (Message("user", "what is erased"),))
+    bench.record(bench.reply(first, output=Output(text="an answer"), turn=turn))
+    bench.answered([first, alone, *given, elsewhere])
+    with Erasures(bench.database.gateway_dsn, bench.pipeline.tenant("a"), 60_000) as erasures:
+        erasures.request(ErasureKind.REQUESTS, [first.request.request_id], "a test")
+
+    made = bench.plan()
+    with Answering(bench, made), bench.running():
+        ended = bench.wait_for(made, LogReplayState.FINISHED)
+
+    assert bench.copied_requests(made) == dict.fromkeys(requests_of([alone, elsewhere]), 1)
+    assert ended.progress.counts == ReplayCounts(read=5, sampled=5, copied=2, erased=3)
 
 
 def test_a_request_that_was_dispatched_twice_is_copied_once_as_it_was_answered(bench: ReplayBench) -> None:

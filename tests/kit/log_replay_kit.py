@@ -134,6 +134,7 @@ class ReplayBench:
     ) -> LogRecord:
         """The reply to work, or to a copy, on the log."""
         at_ms = now_ms()
+        own = {"output": Output(labels=(LabelScore(label, 0.9),)) if outcome == Outcome.OK else None}
         made = InferenceReply(
             item.request.request_id,
             item.tenant,
@@ -141,12 +142,11 @@ class ReplayBench:
             model=item.request.model,
             model_version=version or item.model_version,
             task=item.request.task,
-            output=Output(labels=(LabelScore(label, 0.9),)) if outcome == Outcome.OK else None,
             usage=TokenUsage(),
             timings=Timings(at_ms, at_ms, at_ms, at_ms, at_ms, at_ms + 5),
             source=item.source,
             evaluation=item.evaluation,
-            **fields,
+            **(own | fields),
         )
         key = item.request.request_id.encode()
         return LogRecord(item.reply_topic, 0, next(_numbers), at_ms, key, self.pipeline.codec.encode(made))

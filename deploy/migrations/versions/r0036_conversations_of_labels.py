@@ -4,7 +4,7 @@ the recorder and reviewers look for."""
 from deploy.migrations.statements import execute
 
 revision = "0036"
-down_revision = "0034"
+down_revision = "0033"
 
 ERASURE_LOCK = 4_170_120_020
 

@@ -89,6 +89,10 @@ _KEY = (
     "key_id, tenant, name, role, scopes, grants, subject, rotated_from, "
     "created_at, expires_at, revoked_at, last_used_at"
 )
+_RUN = (
+    "tenant, run_id, set_name, set_version, reference, model, scorer, is_scheduled, state, started_at_ms, "
+    "finished_at_ms, result, baseline_run, fall"
+)
 _EVENT = "tenant, event, key_id, subject, author, details, outcome, of_event"
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms, reserved_nanos"
 # For the roles that fill collections.
@@ -96,6 +100,21 @@ _FILLED = {
     "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
     "documents": "SELECT, INSERT, DELETE",
     PASSAGES: "SELECT (collection_id, source), INSERT, DELETE",
+}
+_LABELLING = {
+    "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
+    "labels": "SELECT, INSERT",
+}
+# What was measured is only added; a run is changed while it is under way, and goes when it is old.
+_EVALUATING = {
+    "evaluation_sets": "SELECT, INSERT, UPDATE (removed_at_ms)",
+    "evaluation_examples": "SELECT, INSERT, DELETE",
+    "evaluation_runs": "SELECT, INSERT, UPDATE (state, runner, lease_until_ms, finished_at_ms, result, fall, "
+    "model_requests), DELETE",
+    "evaluation_scores": "SELECT, INSERT",
+    "evaluation_schedules": "SELECT, INSERT, UPDATE (set_name, scorer, parameters, judge, every_hours, "
+    "every_requests, baseline_run, created_at_ms, created_by), DELETE",
+    "judge_calibrations": "SELECT, INSERT",
 }
 _NUMBERS = ("collection_versions", "passage_numbers")
 _ERASING = ("request_erasure(text, text, text[], text, bigint, bigint, bigint)", "erase_some(text, integer)")
@@ -131,6 +150,11 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
             # Items are made of results, and go with the consent of their tenant.
             "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
+            # Examples that were made of requests go with the consent, too.
+            "evaluation_examples": "SELECT (tenant, request_id), DELETE",
+            # Scores and falls of scheduled runs, as metrics.
+            "evaluation_runs": f"SELECT ({_RUN})",
+            "evaluation_schedules": "SELECT (tenant, model, every_hours, created_at_ms)",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
@@ -146,7 +170,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
-                *("feedback", "label_items"),
+                *("feedback", "label_items", "evaluation_examples", "evaluation_runs", "evaluation_schedules"),
             }
         ),
     ),
@@ -210,8 +234,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `explain`, `rollout`, `models history`
-    # and `db status`. Of results all columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `evaluation`, `explain`, `rollout`,
+    # `models history` and `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, arm, reply_topic, reply_partition, reply_offset, recorded_at)",
@@ -225,8 +249,9 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "feedback": "SELECT (tenant, request_id, thumb, rating, given_at_ms, model, model_version, arm)",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
-            "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
-            "labels": "SELECT, INSERT",
+            **_LABELLING,
+            # `fairlane evaluation`, for one tenant at a time.
+            **_EVALUATING,
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
             # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.
@@ -240,12 +265,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "index_collection(text, bigint)",
             "document_id_of(bigint, text)",
             *_ERASING,
+            "request_is_erased(text)",
         ),
         sequences=_NUMBERS,
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
-                *("admin_events", "feedback"),
+                *("admin_events", "feedback", "evaluation_runs"),
             }
         ),
     ),
@@ -264,8 +290,17 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "cost_nanos, currency, cache_use, replies_seen)",
             "audit_logs": "SELECT (request_id, tenant, source_topic, occurred_at_ms, inputs)",
             "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
+            # Labels and evaluation sets, of one tenant at a time; runs are made by commands.
+            "tenants": "SELECT (tenant, evaluation)",
+            **_LABELLING,
+            **{table: _EVALUATING[table] for table in ("evaluation_sets", "evaluation_examples")},
+            **dict.fromkeys(("evaluation_runs", "evaluation_scores", "judge_calibrations"), "SELECT"),
+            "evaluation_schedules": _EVALUATING["evaluation_schedules"],
         },
-        functions=("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
+        functions=(
+            *("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
+            "request_is_erased(text)",
+        ),
         all_tenants=frozenset(
             {"api_keys", "users", "barred_tenants", "admin_events", "results", "audit_logs", "feedback"}
         ),

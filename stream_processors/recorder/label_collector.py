@@ -16,9 +16,9 @@ from fairlane.logs import get_logger
 from fairlane.outcomes import EvaluationConsent, GuardrailResult
 from fairlane.records import SourceCoordinate
 from fairlane.settings import Settings
+from fairlane_server.erasure.erasures import ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, is_value_error, reason
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError, input_of
-from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import json_text
 from stream_processors.recorder.watch import Watch
 
@@ -45,6 +45,11 @@ _HITS = [hit.value for hit in (GuardrailResult.LOGGED, GuardrailResult.REDACTED,
 _WITHDRAWN = """
 DELETE FROM label_items WHERE NOT EXISTS (
     SELECT FROM tenants WHERE tenants.tenant = label_items.tenant AND tenants.evaluation = %s
+)
+"""
+_WITHDRAWN_EXAMPLES = """
+DELETE FROM evaluation_examples WHERE request_id IS NOT NULL AND NOT EXISTS (
+    SELECT FROM tenants WHERE tenants.tenant = evaluation_examples.tenant AND tenants.evaluation = %s
 )
 """
 _OPEN = "SELECT tenant, count(*) FROM label_items WHERE state = 'open' GROUP BY tenant"
@@ -171,7 +176,8 @@ class LabelCollector(Watch):
     def _found(self, at_ms: int) -> tuple[list[LabelSource], bool]:
         """Some of what is to be queued, and whether there was no more."""
         with self._kept.transaction(ALL_TENANTS) as connection:
-            connection.execute(_WITHDRAWN, (EvaluationConsent.ALLOWED.value,))
+            for statement in (_WITHDRAWN, _WITHDRAWN_EXAMPLES):
+                connection.execute(statement, (EvaluationConsent.ALLOWED.value,))
             queued = {tenant: int(count) for tenant, count in connection.execute(_OPEN)}
             asked = {
                 "allowed": EvaluationConsent.ALLOWED.value,

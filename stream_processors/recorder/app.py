@@ -10,6 +10,7 @@ from fairlane_server.postgres.connection import describe
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from fairlane_server.processes.start import begin_service
+from stream_processors.recorder.evaluation_watch import EvaluationWatch
 from stream_processors.recorder.feedback_watch import FeedbackWatch
 from stream_processors.recorder.label_collector import LabelCollector
 from stream_processors.recorder.label_sources import WorkItemLog
@@ -42,6 +43,7 @@ def main() -> int:
     removal = Removal(OldRows(dsn), rules, failures.append)
     spending = SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append)
     feedback = FeedbackWatch(dsn, failures.append)
+    evaluations = EvaluationWatch(dsn, failures.append)
     codec = codec_for(settings)
     labels = LabelCollector(settings, WorkItemLog(settings, codec), failures.append)
     recorder = Recorder(
@@ -56,6 +58,7 @@ def main() -> int:
     removal.start()
     spending.start()
     feedback.start()
+    evaluations.start()
     labels.start()
     collect_less_often()
     try:
@@ -67,6 +70,7 @@ def main() -> int:
         removal.stop()
         spending.stop()
         feedback.stop()
+        evaluations.stop()
         labels.stop()
         health.stop()
     if failures:

@@ -47,6 +47,14 @@ class AdminEventKind(StrEnum):
     DEAD_LETTERS_REPLAYED = "dead_letters_replayed"
     DEAD_LETTERS_PURGED = "dead_letters_purged"
     DEAD_LETTER_PAYLOAD_READ = "dead_letter_payload_read"
+    EVALUATION_SET_ADDED = "evaluation_set_added"
+    EVALUATION_SET_REMOVED = "evaluation_set_removed"
+    EVALUATION_SET_READ = "evaluation_set_read"
+    EVALUATION_SCHEDULE_SET = "evaluation_schedule_set"
+    EVALUATION_SCHEDULE_REMOVED = "evaluation_schedule_removed"
+    LABEL_ITEM_READ = "label_item_read"
+    LABEL_ITEM_GOLD_SET = "label_item_gold_set"
+    LABELS_EXPORTED = "labels_exported"
 
 
 class AdminEventOutcome(StrEnum):

@@ -77,12 +77,25 @@ def agreement_of(rated: Sequence[RatedGrade], *, seed: int = 0) -> JudgeAgreemen
 
 def weighted_kappa(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> float | None:
     """Cohen's kappa with quadratic weights, of levels from 0 on; None where chance alone would always agree."""
-    pairs = np.bincount(one * LEVELS + other, minlength=LEVELS * LEVELS).reshape(LEVELS, LEVELS)
+    found = _kappas(_pairs(one, other)[None, :])[0]
+    return None if np.isnan(found) else float(found)
+
+
+def _pairs(one: npt.NDArray[np.int64], other: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """How often each pair of levels comes, by ``one * LEVELS + other``."""
+    return np.bincount(one * LEVELS + other, minlength=LEVELS * LEVELS)
+
+
+def _kappas(counts: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Of each row of ``_pairs``; NaN where chance alone would always agree."""
+    pairs = counts.reshape(-1, LEVELS, LEVELS)
     place = np.arange(LEVELS)
     weights = (place[:, None] - place[None, :]) ** 2
-    total = pairs.sum()
-    by_chance = (weights * np.outer(pairs.sum(axis=1), pairs.sum(axis=0))).sum() / total if total else 0.0
-    return None if not by_chance else float(1.0 - (weights * pairs).sum() / by_chance)
+    total = np.maximum(pairs.sum(axis=(1, 2)), 1)
+    by_chance = np.einsum("ij,ni,nj->n", weights, pairs.sum(axis=2), pairs.sum(axis=1)) / total
+    observed = np.einsum("ij,nij->n", weights, pairs)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.where(by_chance > 0, 1.0 - observed / by_chance, np.nan)
 
 
 def _kappa_with_interval(
@@ -91,10 +104,11 @@ def _kappa_with_interval(
     kappa = weighted_kappa(levels, grades) if np.unique(levels).size > 1 else None
     if kappa is None:
         return None, None, None
-    random, count = np.random.default_rng(seed), len(levels)
-    drawn = (random.integers(count, size=count) for _ in range(RESAMPLES))
-    # A sample in which all are the same says nothing of agreement: 0.
-    found = [weighted_kappa(levels[places], grades[places]) or 0.0 for places in drawn]
+    # A resample of the examples is a draw of how often each pair of levels comes.
+    pairs, count = _pairs(levels, grades), len(levels)
+    drawn = np.random.default_rng(seed).multinomial(count, pairs / count, size=RESAMPLES)
+    # One in which all are the same says nothing of agreement: 0.
+    found = np.nan_to_num(_kappas(drawn), nan=0.0)
     low, high = np.quantile(found, ((1 - LEVEL) / 2, (1 + LEVEL) / 2))
     return kappa, float(low), float(high)
 

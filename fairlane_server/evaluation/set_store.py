@@ -19,7 +19,13 @@ from fairlane.closing import Closing
 from fairlane.names import is_name
 from fairlane.outcomes import EvaluationConsent
 from fairlane_server.erasure.erasures import ERASURE_LOCK
-from fairlane_server.evaluation.evaluation_set import EvaluationExample, EvaluationSet, example_of, line_of
+from fairlane_server.evaluation.evaluation_set import (
+    MOST_EXAMPLES,
+    EvaluationExample,
+    EvaluationSet,
+    example_of,
+    line_of,
+)
 from fairlane_server.postgres.connection import ReconnectingConnection, reason
 from fairlane_server.store_error import StoreError
 
@@ -71,7 +77,8 @@ WHERE tenant = %s AND name = %s AND (%s::bigint IS NULL OR version = %s) AND rem
 ORDER BY version DESC LIMIT 1
 """  # noqa: S608 - our own names
 _EXAMPLES = """
-SELECT place, content FROM evaluation_examples WHERE tenant = %s AND name = %s AND version = %s ORDER BY place
+SELECT place, content FROM evaluation_examples
+WHERE tenant = %s AND name = %s AND version = %s AND place > %s ORDER BY place LIMIT %s
 """
 _REMOVE = "UPDATE evaluation_sets SET removed_at_ms = %s WHERE tenant = %s AND name = %s AND version = %s"
 _REMOVE_EXAMPLES = "DELETE FROM evaluation_examples WHERE tenant = %s AND name = %s AND version = %s"
@@ -169,10 +176,12 @@ class EvaluationSets(Closing):
         """The examples by their place, those that erasures have left."""
         return {place: example_of(place + 1, found) for place, found in self.lines(name, version)}
 
-    def lines(self, name: str, version: int) -> Sequence[tuple[int, dict[str, Any]]]:
-        """The examples as objects of the lines of the set, each with its place."""
+    def lines(
+        self, name: str, version: int, after: int = -1, most: int = MOST_EXAMPLES
+    ) -> Sequence[tuple[int, dict[str, Any]]]:
+        """The examples behind a place as objects of the lines of the set, each with its place."""
         with self._transaction() as connection:
-            rows = connection.execute(_EXAMPLES, (self._tenant, name, version)).fetchall()
+            rows = connection.execute(_EXAMPLES, (self._tenant, name, version, after, most)).fetchall()
         return [(int(place), json.loads(content)) for place, content in rows]
 
     def remove(self, name: str, version: int) -> None:

@@ -5,7 +5,7 @@
 ...     queue.submit("anna", task.request_id, "bad", correction="Canberra")
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -104,6 +104,7 @@ SELECT item.request_id, item.origin, item.model, item.model_version, item.arm, i
     )
 FROM label_items AS item
 WHERE item.tenant = %(tenant)s AND item.state = 'agreed' AND (%(model)s::text IS NULL OR item.model = %(model)s)
+    AND (item.closed_at_ms, item.request_id) > (%(after_ms)s, %(after_id)s)
 ORDER BY item.closed_at_ms, item.request_id
 """
 _PAGE = 500
@@ -111,6 +112,10 @@ _PAGE = 500
 
 class LabelError(StoreError):
     """What was asked for cannot be done, and the message says why. Nothing was changed."""
+
+
+class UnknownLabelItemError(LabelError):
+    """The queue of this tenant has no such item."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,12 +201,16 @@ class LabelQueue(Closing):
             rows = connection.execute(_REVIEWED, (self._tenant, MOST_REVIEWED))
             return statistics(ReviewedLabel(*row) for row in rows)
 
-    def agreed(self, model: str | None = None) -> Iterator[AgreedItem]:
-        """What two reviewers agreed on, the first first, of one snapshot; all models, or one. Ends early with
-        StoreError; whoever writes a file must not keep it then."""
+    def agreed(
+        self, model: str | None = None, after: tuple[int, str] = (0, ""), at_once: int = _PAGE
+    ) -> Generator[AgreedItem]:
+        """What two reviewers agreed on, the first first, of one snapshot; all models, or one; behind the item that was
+        closed then and has this id. So many are in memory ``at_once``. Ends early with StoreError; whoever writes a
+        file must not keep it then."""
+        asked = {"tenant": self._tenant, "model": model, "after_ms": after[0], "after_id": after[1]}
         with self._transaction() as connection, connection.cursor(name="agreed") as rows:
-            rows.itersize = _PAGE
-            rows.execute(_AGREED, {"tenant": self._tenant, "model": model})
+            rows.itersize = at_once
+            rows.execute(_AGREED, asked)
             for *fields, labels in rows:
                 yield AgreedItem(*[*fields, tuple(GivenLabel(*one) for one in labels)])
 
@@ -253,8 +262,8 @@ def _storable(text: str) -> str:
     return without_nul(clean_text(text))
 
 
-def _unknown_item() -> LabelError:
-    return LabelError("the queue of this tenant has no item of this request")
+def _unknown_item() -> UnknownLabelItemError:
+    return UnknownLabelItemError("the queue of this tenant has no item of this request")
 
 
 def _item(row: tuple[Any, ...]) -> LabelItem:

@@ -1,6 +1,7 @@
 """Composition root of the admin API: reads the settings, wires the parts and owns their lifespan."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -14,7 +15,9 @@ from fairlane import logs
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import DeadLetterOffice
+from fairlane_server.administration.evaluations import TenantEvaluations
 from fairlane_server.administration.events import AdminAudit
+from fairlane_server.administration.labels import TenantLabels
 from fairlane_server.administration.model_routes import ModelRoutes
 from fairlane_server.administration.observer import Observer
 from fairlane_server.administration.tenants import Tenants
@@ -24,7 +27,17 @@ from fairlane_server.processes.service import Readiness
 from fairlane_server.redis.availability import WatchedRedis
 from fairlane_server.redis.client import redis_client
 from fairlane_server.rollouts.controller import RolloutController
-from producers.admin import audit, dead_letters, identities, models, observation, rollouts, tenants
+from producers.admin import (
+    audit,
+    dead_letters,
+    evaluations,
+    identities,
+    labels,
+    models,
+    observation,
+    rollouts,
+    tenants,
+)
 from producers.admin.blocking import Serial
 from producers.admin.deps import PREFIX, AdminDeps, Stores
 from producers.gateway import openapi
@@ -36,6 +49,9 @@ from producers.gateway.identity.compose import authentication
 log = logs.get_logger(__name__)
 
 MOST_BODY_BYTES = 262_144
+MOST_SET_BODY_BYTES = 16 * 1024 * 1024
+"""Of an evaluation set; the command line takes larger ones."""
+_SET_PATH = re.compile(rf"{PREFIX}/evaluations/[^/]+/sets/[^/]+")
 _BUDGET_BYTES = 64 * MOST_BODY_BYTES
 _IDENTITY_CONNECTIONS = 2
 _CONDITIONS = ("serving",)
@@ -89,6 +105,8 @@ class AdminApi:
         self._letter_audit = AdminAudit(dsn)
         self._office = DeadLetterOffice(settings, codec, self._letter_audit)
         self._observer = Observer(settings, codec)
+        self._evaluation_calls, self._label_calls = Serial("evaluations"), Serial("labels")
+        self._evaluation_audit, self._label_audit = AdminAudit(dsn), AdminAudit(dsn)
         routes = ModelRoutes(settings, codec)
         self._rollouts = RolloutController(settings, codec, self._ended)
         self.app = FastAPI(
@@ -110,12 +128,19 @@ class AdminApi:
             models.router(deps, routes, self._history_calls),
             rollouts.router(deps, routes, self._history_calls, self._rollouts),
             observation.router(deps, self._observer, self._load_calls),
+            evaluations.router(deps, TenantEvaluations(dsn, self._evaluation_audit), self._evaluation_calls),
+            labels.router(deps, TenantLabels(dsn, self._label_audit), self._label_calls),
             audit.router(deps),
         ):
             self.app.include_router(router, prefix=PREFIX)
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
-        self.app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES))
+        self.app.add_middleware(
+            BodyLimit,
+            max_bytes=MOST_BODY_BYTES,
+            budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES),
+            streamed=_most_of_sets,
+        )
         self.app.add_middleware(self._call_log)
 
     @property
@@ -147,10 +172,13 @@ class AdminApi:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stores = self._stores
-            audits = (stores.audit, self._kafka_audit, self._letter_audit)
+            audits = (stores.audit, self._kafka_audit, self._letter_audit, self._evaluation_audit, self._label_audit)
             for part in (stores.keys, self._kafka_keys, self._tenants, self._observer, *audits):
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
-            serials = (self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls)
+            serials = (
+                *(self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls),
+                *(self._evaluation_calls, self._label_calls),
+            )
             for calls in (stores.calls, *serials):
                 stack.push_async_callback(calls.close)
             if self._redis is not None:
@@ -184,3 +212,7 @@ class AdminApi:
             return Ready(status="ready" if is_ready else "not_ready")
 
         return api
+
+
+def _most_of_sets(path: str) -> int | None:
+    return MOST_SET_BODY_BYTES if _SET_PATH.fullmatch(path) else None

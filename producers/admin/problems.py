@@ -29,9 +29,13 @@ from fairlane_server.api_keys.key_store import (
     KeyEndedError,
     KeyNotFoundError,
 )
+from fairlane_server.evaluation.run_store import RunTakenError
+from fairlane_server.evaluation.set_store import EvaluationStoreError, UnknownEvaluationError
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.open_kafka import OpenKafkaError
+from fairlane_server.labelling.queue import LabelError, UnknownLabelItemError
 from fairlane_server.postgres.migrations import DatabaseError
+from fairlane_server.store_error import StoreError
 from producers.gateway.openapi import ErrorDocs, errors
 from producers.openai_api.errors import UNAVAILABLE, GatewayError
 
@@ -61,12 +65,15 @@ _ANSWERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str, s
     (TooMuchError, 400, Code.INVALID, "since"),
     (BeyondOwnRightsError, 403, Code.FORBIDDEN, None),
     ((KeyNotFoundError, TenantNotFoundError, ModelNotFoundError), 404, NOT_FOUND, None),
+    ((UnknownEvaluationError, UnknownLabelItemError), 404, NOT_FOUND, None),
     ((KeyEndedError, TenantConflictError, ModelConflictError, OpenKafkaError), 409, CONFLICT, None),
+    ((RunTakenError, LabelError), 409, CONFLICT, None),
+    (EvaluationStoreError, 400, Code.INVALID, None),
     ((TenantChangedError, ModelChangedError), 412, CHANGED, "if-match"),
     (ETagNeededError, 428, ETAG_NEEDED, "if-match"),
 )
 """Errors with the status, the code and the field of their answers. An error that knows its own field names that."""
-_OF_POSTGRES = (ApiKeysError, AuditError, DatabaseError)
+_OF_POSTGRES = (ApiKeysError, AuditError, DatabaseError, StoreError)
 _OF_KAFKA = (ClusterError, RegistryError)
 _KNOWN = (*_OF_POSTGRES, *_OF_KAFKA, TenantError, ModelError, TooMuchError, OpenKafkaError)
 

@@ -11,7 +11,10 @@ from producers.admin.app import AdminApi
 from producers.gateway.identity.authentication import Authenticator
 from tests.kit.permission_matrix import ScriptedAuthenticator
 
-_STORES = ("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "ModelRoutes", "Observer", "RolloutController")
+_STORES = (
+    *("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "ModelRoutes", "Observer", "RolloutController"),
+    *("TenantEvaluations", "TenantLabels"),
+)
 
 
 class Away:

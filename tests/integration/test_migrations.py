@@ -25,6 +25,8 @@ TENANT_TABLES = (
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased", "barred_tenants"),
     *("feedback", "label_items", "labels"),
+    *("evaluation_sets", "evaluation_examples", "evaluation_runs", "evaluation_scores"),
+    *("evaluation_schedules", "judge_calibrations"),
 )
 REVISIONS = (
     "0001",
@@ -57,6 +59,7 @@ REVISIONS = (
     "0028",
     "0029",
     "0030",
+    "0034",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

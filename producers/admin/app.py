@@ -111,7 +111,8 @@ class AdminApi:
         self._rollouts = RolloutController(settings, codec, self._ended)
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, models, rollouts, dead letters, loads and the audit of a deployment.",
+            description="Tenants, keys, users, models, rollouts, evaluations, labels, dead letters, loads and the "
+            "audit of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,

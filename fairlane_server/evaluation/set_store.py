@@ -38,6 +38,8 @@ MOST_TENANT_BYTES = 1024 * 1024 * 1024
 MOST_VERSIONS = 1_000
 """Of one set, with those that were removed."""
 
+_AT_ONCE = 1_000
+
 _LOCK_SETS = "SELECT pg_advisory_xact_lock(hashtextextended('fairlane.evaluation_sets.' || %s, 0))"
 _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 _CONSENT = "SELECT evaluation FROM tenants WHERE tenant = %s"
@@ -64,7 +66,11 @@ _ADD = """
 INSERT INTO evaluation_sets (tenant, name, version, digest, examples, size_bytes, created_at_ms, created_by)
 VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
 """
-_COPY = "COPY evaluation_examples (tenant, name, version, place, request_id, content) FROM STDIN"
+# COPY does not know row-level security.
+_ADD_EXAMPLES = """
+INSERT INTO evaluation_examples (tenant, name, version, place, request_id, content)
+SELECT %s, %s, %s, * FROM unnest(%s::bigint[], %s::text[], %s::text[])
+"""
 _LIST = f"""
 SELECT {_COLUMNS} FROM evaluation_sets AS one
 WHERE tenant = %(tenant)s AND (%(name)s::text IS NULL OR name = %(name)s) AND removed_at_ms IS NULL
@@ -154,9 +160,11 @@ class EvaluationSets(Closing):
             version = self._next_version(connection, name, size_bytes)
             made = (self._tenant, name, version, examples.digest, len(lines), size_bytes, self._wall_clock(), author)
             connection.execute(_ADD, made)
-            with connection.cursor().copy(_COPY) as rows:
-                for place, (line, one) in enumerate(zip(lines, examples.examples, strict=True)):
-                    rows.write_row((self._tenant, name, version, place, one.request_id, line))
+            for start in range(0, len(lines), _AT_ONCE):
+                part = range(start, min(start + _AT_ONCE, len(lines)))
+                request_ids = [examples.examples[place].request_id for place in part]
+                texts = [lines[place] for place in part]
+                connection.execute(_ADD_EXAMPLES, (self._tenant, name, version, list(part), request_ids, texts))
             return self._found(connection, name, version), True
 
     def list(

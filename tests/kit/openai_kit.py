@@ -183,8 +183,8 @@ def models_of(_tenant: str) -> Sequence[ModelVersion]:
 
 
 def may_name(tenant: str, reference: str) -> bool:
-    """These models, and one version of each."""
-    return reference.removesuffix("/1") in {model.model for model in models_of(tenant)}
+    """These models, and their champions."""
+    return reference.removesuffix("@champion") in {model.model for model in models_of(tenant)}
 
 
 def accept(_tenant: str, _request: InferenceRequest) -> None:

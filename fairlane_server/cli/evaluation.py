@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from fairlane.errors import FairlaneError
+from fairlane.money import nanos_text
 from fairlane_server.cli.output import (
     AsJson,
     BootstrapServers,
@@ -363,7 +364,10 @@ def _say_remarks(run: "StoredRun") -> None:
         f"{run.run_id}: versions {_counted(result.versions)}, {result.prompt_tokens:,} prompt and "
         f"{result.completion_tokens:,} output tokens"
         + (f", {result.judge_tokens:,} of the judge" if head.judge is not None else "")
+        + "".join(f", {nanos_text(nanos)} {currency}" for currency, nanos in result.costs.items())
     )
+    if result.degraded:
+        warn(f"{run.run_id}: the service was under load and saved on {result.degraded} answers; measure again later")
     if result.follows_order:
         say(f"{run.run_id}: {result.follows_order} verdicts followed the order of the answers, and count as a half")
     if result.judge_refusal is not None:

@@ -6,6 +6,7 @@
 >>> grading.scored
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -90,6 +91,8 @@ class ExampleScore:
         judged: the verdicts as they were given (``grade``, or ``pair`` and ``follows_order``), with the ``version`` of
             the judge and its tokens.
         prompt_tokens, completion_tokens: of the requests that are measured, without the judge's.
+        costs: of all requests, also the judge's, by currency, in billionths of its unit, as far as prices are known.
+        is_degraded: the service saved on the answer, since it was under load.
     """
 
     value: float | None
@@ -99,6 +102,8 @@ class ExampleScore:
     judged: Mapping[str, Any] | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    costs: Mapping[str, int] = field(default_factory=dict)
+    is_degraded: bool = False
 
 
 def check_example(example: EvaluationExample, plan: MeasurePlan) -> None:
@@ -121,6 +126,8 @@ class Grading:
     _versions: set[str] = field(default_factory=set)
     _model_version: str | None = None
     _tokens: tuple[int, int] = (0, 0)
+    _costs: Counter[str] = field(default_factory=Counter)
+    _is_degraded: bool = False
     _judge_tokens: tuple[int, int] = (0, 0)
 
     def first(self) -> Sequence[Asked]:
@@ -134,6 +141,8 @@ class Grading:
         """Take a reply. Returns the requests that follow from it."""
         if self.scored is not None:
             return ()
+        if reply.cost is not None:
+            self._costs[reply.cost.currency] += reply.cost.nanos
         if part in {VERDICT, REVERSED}:
             self._judged(part, reply)
             return ()
@@ -142,7 +151,7 @@ class Grading:
             self._fail(part, reply)
             return ()
         if part == ANSWER:
-            self._model_version = reply.model_version
+            self._model_version, self._is_degraded = reply.model_version, bool(reply.degradations)
         if self.plan.judge is None:
             made = score(ScorerName(self.plan.scorer), self.example.expected, answer_of(reply), top=self.plan.top)
             self._end(made)
@@ -213,7 +222,11 @@ class Grading:
             prompt, completion = self._judge_tokens
             tokens = {"prompt_tokens": prompt, "completion_tokens": completion}
             judged = {**(judged or {}), "versions": sorted(self._versions), **tokens}
-        self.scored = ExampleScore(made.value, made.reason, failure, self._model_version, judged, *self._tokens)
+        self.scored = ExampleScore(
+            *(made.value, made.reason, failure, self._model_version, judged, *self._tokens),
+            costs=dict(self._costs),
+            is_degraded=self._is_degraded,
+        )
 
 
 def asked_for_calibration(example: EvaluationExample, judge: JudgePlan, secret: str) -> Asked | None:

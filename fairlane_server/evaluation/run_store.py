@@ -58,11 +58,11 @@ WHERE tenant = %s AND run_id = %s AND state = 'running' AND runner = %s
 """
 _ADD = """
 INSERT INTO evaluation_scores (tenant, run_id, place, score, reason, failure, model_version, request_id, judged,
-    prompt_tokens, completion_tokens)
-VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, run_id, place) DO NOTHING
+    prompt_tokens, completion_tokens, costs, is_degraded)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) ON CONFLICT (tenant, run_id, place) DO NOTHING
 """
 _SCORES = """
-SELECT place, score, reason, failure, model_version, judged, prompt_tokens, completion_tokens
+SELECT place, score, reason, failure, model_version, judged, prompt_tokens, completion_tokens, costs, is_degraded
 FROM evaluation_scores WHERE tenant = %s AND run_id = %s ORDER BY place
 """
 _PLACES = "SELECT place FROM evaluation_scores WHERE tenant = %s AND run_id = %s"
@@ -197,6 +197,7 @@ class EvaluationRuns(Closing):
                 *(self._tenant, run_id, place, one.value, one.reason, one.failure, one.model_version),
                 request_id_of(run_id, place, "answer"),
                 *(None if one.judged is None else Jsonb(dict(one.judged)), one.prompt_tokens, one.completion_tokens),
+                *(Jsonb(dict(one.costs)), one.is_degraded),
             )
             for place, one in scores.items()
         ]

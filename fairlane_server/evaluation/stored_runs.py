@@ -79,6 +79,8 @@ class RunResult:
         failed: how many have no answer, by code or outcome.
         versions: how many answers each version gave.
         prompt_tokens, completion_tokens: of the answers; ``judge_tokens``: of a judge, both together.
+        costs: of all requests, by currency, in billionths of its unit, as far as prices are known.
+        degraded: answers that the service saved on, since it was under load.
         judge_refusal: why the judge's scores must not be relied on; None if they may be, or nothing was judged.
         follows_order: of the pairs, how many got the verdict of a place and not of an answer.
     """
@@ -95,12 +97,15 @@ class RunResult:
     judge_tokens: int = 0
     judge_refusal: str | None = None
     follows_order: int = 0
+    costs: Mapping[str, int] = field(default_factory=dict)
+    degraded: int = 0
 
 
 def result_of(scores: Sequence[ExampleScore], judge: JudgeUse | None) -> RunResult:
     """Of all examples of a run."""
     mean = mean_score([one.value for one in scores])
     judged = [one.judged for one in scores if one.judged is not None]
+    costs = sum((Counter(one.costs) for one in scores), Counter[str]())
     answered_by = {version for one in judged for version in one["versions"]}
     return RunResult(
         mean=mean.mean,
@@ -115,6 +120,8 @@ def result_of(scores: Sequence[ExampleScore], judge: JudgeUse | None) -> RunResu
         judge_tokens=sum(one["prompt_tokens"] + one["completion_tokens"] for one in judged),
         judge_refusal=None if judge is None else _judge_refusal(judge, answered_by),
         follows_order=sum(bool(one.get("follows_order")) for one in judged),
+        costs=dict(sorted(costs.items())),
+        degraded=sum(one.is_degraded for one in scores),
     )
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from deploy.demo_rollout.versions import BAD, CHAMPION, make_versions
+from deploy.local.layout import PROJECT_ROOT
 from deploy.local.services import Service
 from deploy.models.digits_data import load_split
 from fairlane import names
@@ -242,3 +243,37 @@ def test_the_champion_and_a_worse_candidate_are_measured_continuously(digits: Be
     assert again[0]["head"]["baseline_run"] is None
     assert digits.run("schedule", "list")["schedules"][0]["baseline_run"] == again[0]["run_id"]
     assert again[1]["head"]["baseline_run"] == again[0]["run_id"]
+
+
+def questions() -> list[dict[str, Any]]:
+    """Sums with a right and a wrong answer each, as people would rate them."""
+    rows = []
+    for number in range(20):
+        question, right = f"What is {number} + {number + 3}?", 2 * number + 3
+        for name, answer, rating in (("right", right, 1.0), ("wrong", right + 7, 0.0)):
+            row = {"id": f"{name}-{number}", "input": {"prompt": question}, "expected": str(right)}
+            rows.append(row | {"output": f"It is {answer}.", "rating": rating})
+    return rows
+
+
+def test_the_language_model_that_ships_is_no_judge_and_its_calibration_says_so(bench: Bench) -> None:
+    pipeline = bench.pipeline
+    model, pool = f"{pipeline.unique}-smollm2", pipeline.pool
+    path = "smollm2-135m-instruct"
+    pipeline.models = (ModelVersion(model, "1", pool, "torch-causal-lm", ("generate",), path, 2_048, 64),)
+    pipeline.apply()
+    pipeline.dispatcher().wait_ready()
+    models_dir = str(PROJECT_ROOT / ".fairlane" / "models")
+    arguments = ("-m", "inference_consumers", "--pool", pool)
+    consumer = pipeline.launch(Service(f"consumer-{pool}-1", arguments, {"MODELS_DIR": models_dir}))
+    consumer.wait_ready(150)
+    pipeline.recorder(postgres_dsn=bench.server.recorder_dsn).wait_ready()
+    pipeline.wait_all_own()
+    bench.add("rated", *questions())
+    rubric = bench.write("rubric.txt", "The answer to the sum is right.")
+    made = bench.run("judge", "calibrate", "rated", "--judge", model, "--rubric", rubric)["calibration"]
+    agreement = made["agreement"]
+    assert agreement["examples"] == 40
+    assert agreement["refusal"] is not None, agreement
+    judged = ("run", "rated", "--model", model, "--scorer", "judge", "--judge", model, "--rubric", rubric)
+    assert agreement["refusal"] in bench.run(*judged, code=1)

@@ -87,10 +87,13 @@ CREATE TABLE evaluation_scores (
     judged jsonb,
     prompt_tokens bigint NOT NULL,
     completion_tokens bigint NOT NULL,
+    costs jsonb NOT NULL DEFAULT '{}',
+    is_degraded boolean NOT NULL DEFAULT false,
     PRIMARY KEY (tenant, run_id, place),
     FOREIGN KEY (tenant, run_id) REFERENCES evaluation_runs ON DELETE CASCADE
 );
 COMMENT ON TABLE evaluation_scores IS 'scores without texts, by the place of the example in its set';
+COMMENT ON COLUMN evaluation_scores.costs IS 'of all requests of the example, by currency, in billionths of its unit';
 COMMENT ON COLUMN evaluation_scores.request_id IS 'the request that asked the example';
 """
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fairlane.records import InferenceReply, LabelScore, Output, TokenUsage
+from fairlane.records import Cost, InferenceReply, LabelScore, Output, TokenUsage
 from fairlane_server.evaluation.evaluation_set import EvaluationExample
 from fairlane_server.evaluation.grading import (
     ANSWER,
@@ -19,6 +19,7 @@ from fairlane_server.evaluation.grading import (
 )
 from fairlane_server.evaluation.judge import JUDGE, Rubric
 from fairlane_server.evaluation.run import ExampleError
+from fairlane_server.evaluation.stored_runs import result_of
 
 RUBRIC = Rubric("It is right.")
 EXAMPLE = EvaluationExample("a", {"prompt": "2 + 2 = ?"}, "4", {})
@@ -42,6 +43,18 @@ def test_a_scorer_needs_one_answer() -> None:
     assert scored is not None
     assert (scored.value, scored.model_version, scored.failure, scored.judged) == (1.0, "7", None, None)
     assert (scored.prompt_tokens, scored.completion_tokens) == (10, 2)
+    assert (scored.costs, scored.is_degraded) == ({}, False)
+
+
+def test_costs_are_those_of_all_requests_of_an_example() -> None:
+    grading = Grading(EXAMPLE, GRADED, "s")
+    grading.first()
+    grading.replied(ANSWER, reply("four", cost=Cost(500, "EUR"), degradations=("cap_max_tokens",)))
+    grading.replied(VERDICT, reply("4", cost=Cost(70, "EUR")))
+    assert grading.scored is not None
+    assert (grading.scored.costs, grading.scored.is_degraded) == ({"EUR": 570}, True)
+    found = result_of([grading.scored, grading.scored], None)
+    assert (found.costs, found.degraded) == ({"EUR": 1_140}, 2)
 
 
 def test_other_tasks_take_no_bound_of_tokens() -> None:

@@ -37,7 +37,7 @@ from fairlane_server.evaluation.run import answer_of
 from fairlane_server.evaluation.run_store import EvaluationRuns, RunTakenError, StoredRun, new_run_id
 from fairlane_server.evaluation.schedule_store import EvaluationSchedules
 from fairlane_server.evaluation.schedules import EvaluationSchedule, due_versions
-from fairlane_server.evaluation.set_store import EvaluationSets, EvaluationStoreError
+from fairlane_server.evaluation.set_store import EvaluationSets, EvaluationStoreError, UnknownEvaluationError
 from fairlane_server.evaluation.stored_runs import JudgeUse, RunHead
 from fairlane_server.models.routes import model_of, version_key
 
@@ -207,10 +207,14 @@ class Measuring(Closing):
 
     def _with_baseline(self, head: RunHead) -> RunHead:
         """The head with the baseline of its schedule; a baseline that measured something else is forgotten."""
-        baseline_run = next(one.baseline_run for one in self.schedules.list() if one.model == head.model)
+        baseline_run = next((one.baseline_run for one in self.schedules.list() if one.model == head.model), None)
         if baseline_run is None:
             return head
-        if self.runs.find(baseline_run).head.measure != head.measure:
+        try:
+            is_same = self.runs.find(baseline_run).head.measure == head.measure
+        except UnknownEvaluationError:
+            is_same = False
+        if not is_same:
             log.info("evaluation_baseline_forgotten", model=head.model, run=baseline_run)
             self.schedules.set_baseline(head.model, None)
             return head

@@ -159,7 +159,7 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
             "models": "SELECT, INSERT, UPDATE, DELETE",
-            "model_routes": "SELECT (log_topic, log_partition, log_offset), INSERT",
+            "model_routes": "SELECT (model, aliases, rollout, log_topic, log_partition, log_offset), INSERT",
             "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
             # Requests that an erasure of their conversation covers get tombstones of their own.
             "erased": "SELECT, INSERT",

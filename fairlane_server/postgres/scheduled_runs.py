@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fairlane.settings import Settings
+from fairlane_server.evaluation.schedules import measured_versions
+from fairlane_server.models.routes import version_key
 from fairlane_server.postgres.reading import reading
 
 if TYPE_CHECKING:
@@ -19,6 +21,10 @@ WHERE is_scheduled AND state = 'finished' AND EXISTS (
 )
 ORDER BY tenant, reference, finished_at_ms DESC
 """  # noqa: S608 - our own names
+_ROUTES = """
+SELECT DISTINCT ON (model) model, aliases, rollout FROM model_routes
+WHERE model IN (SELECT model FROM evaluation_schedules) ORDER BY model, log_topic, log_partition, log_offset DESC
+"""
 _OF_MODEL = f"""
 SELECT {_COLUMNS} FROM evaluation_runs
 WHERE model = %s AND state = 'finished' AND finished_at_ms >= %s ORDER BY finished_at_ms LIMIT %s
@@ -54,8 +60,14 @@ class EndedRun:
 
 
 def latest_scheduled_runs(connection: "psycopg.Connection") -> Sequence[EndedRun]:
-    """The last run of each version with a schedule. In a transaction that acts for all tenants."""
-    return [EndedRun(*row) for row in connection.execute(_LATEST.encode())]
+    """The last run of each version that schedules measure now: what was taken back is no alarm any more. In a
+    transaction that acts for all tenants."""
+    measured = {
+        version_key(model, version)
+        for model, aliases, rollout in connection.execute(_ROUTES)
+        for version in measured_versions(aliases, rollout)
+    }
+    return [run for row in connection.execute(_LATEST.encode()) if (run := EndedRun(*row)).reference in measured]
 
 
 def overdue_schedules(connection: "psycopg.Connection", now_ms: int) -> dict[tuple[str, str], bool]:

@@ -283,6 +283,21 @@ def test_one_scheduled_run_of_a_model_at_a_time(runs: EvaluationRuns) -> None:
     runs.begin(head(is_scheduled=True), "me", "r")
 
 
+def route_recorded(server: PostgresServer, offset: int, **rollout: Any) -> None:
+    """A change of the route of digits, as the recorder keeps it."""
+    state = {"rollout": "3-1", "status": "running", "decided": "started", "step": 0, "steps": [1.0, 100.0]}
+    state |= {"findings": [], "candidate": "3", "champion": "2", **rollout}
+    row = (offset, now_ms() - 4 * DAY_MS + offset, json.dumps({"champion": "2"}), offset, json.dumps(state))
+    with psycopg.connect(server.owner_dsn) as owner:
+        owner.execute(
+            "INSERT INTO model_routes (model, revision, aliases, previous, rules, stopped, changed_at_ms, changed_by, "
+            "reason, managed_by, log_topic, log_partition, log_offset, rollout) "
+            "SELECT 'digits', revision, aliases::jsonb, '{}', '[]', '[]', at_ms, 'me', '', 'api', 'l', 0, log_offset, "
+            "rollout::jsonb FROM (VALUES (%s, %s, %s, %s, %s)) AS made (revision, at_ms, aliases, log_offset, rollout)",
+            row,
+        )
+
+
 def test_a_fall_below_the_baseline_is_shown_logged_and_explained(
     runs: EvaluationRuns,
     schedules: EvaluationSchedules,
@@ -303,58 +318,29 @@ def test_a_fall_below_the_baseline_is_shown_logged_and_explained(
     of_doubtful = runs.find(doubtful).fall
     assert of_doubtful is not None
     assert not of_doubtful["is_fall"], "a judge that cannot be relied on raises no alarm"
+    route_recorded(migrated, 1)
+    assert schedules.state("digits").versions == ("2", "3"), "the champion, and the candidate of the rollout"
     failures: list[BaseException] = []
     watch = EvaluationWatch(migrated.recorder_dsn, failures.append)
-    try:
-        with capture_logs() as logged:
-            watch.look()
-            watch.look()
-    finally:
-        watch.close()
+    with capture_logs() as logged:
+        watch.look()
+        watch.look()
     assert [(one["event"], one["model"], one["run"]) for one in logged] == [("evaluation_fell", "digits/3", fallen)]
 
     def shown(name: str, version: str) -> float | None:
         labels = {"tenant": "acme", "model": "digits", "version": version}
         return REGISTRY.get_sample_value(f"fairlane_evaluation_{name}", labels)
 
-    assert [shown("fell", one) for one in "234"] == [0.0, 1.0, 0.0]
+    assert [shown("fell", one) for one in "234"] == [0.0, 1.0, None]
     assert shown("score_ratio", "3") == 0.5
     of_model = {"tenant": "acme", "model": "digits"}
     assert REGISTRY.get_sample_value("fairlane_evaluation_overdue", of_model) == 0.0
     with psycopg.connect(migrated.owner_dsn) as owner:
         owner.execute("SELECT set_config('fairlane.tenant', '*', true)")
         owner.execute("UPDATE evaluation_runs SET finished_at_ms = finished_at_ms - %s", (3 * DAY_MS,))
-    late = EvaluationWatch(migrated.recorder_dsn, failures.append)
-    late.look()
-    late.close()
+    watch.look()
     assert REGISTRY.get_sample_value("fairlane_evaluation_overdue", of_model) == 1.0
-    assert failures == []
-    # A rollout that is under way shows it.
-    with psycopg.connect(migrated.owner_dsn) as owner:
-        rollout = {"rollout": "3-1", "status": "running", "decided": "started", "step": 0, "steps": [1.0, 100.0]}
-        rollout |= {"findings": [], "candidate": "3", "champion": "2"}
-        row = (
-            "digits",
-            1,
-            "{}",
-            "{}",
-            "[]",
-            "[]",
-            now_ms() - 4 * DAY_MS,
-            "me",
-            "",
-            "api",
-            "l",
-            0,
-            0,
-            json.dumps(rollout),
-        )
-        owner.execute(
-            "INSERT INTO model_routes (model, revision, aliases, previous, rules, stopped, changed_at_ms, changed_by, "
-            "reason, managed_by, log_topic, log_partition, log_offset, rollout) "
-            "VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)",
-            row,
-        )
+    # The rollout shows it.
     monkeypatch.setenv("POSTGRES_DSN", migrated.operator_dsn)
     with pytest.raises(SystemExit) as ended:
         main(("rollout", "explain", "digits"))
@@ -362,7 +348,11 @@ def test_a_fall_below_the_baseline_is_shown_logged_and_explained(
     assert ended.value.code == 0
     assert "evaluation of digits/3 on holdout:1 of acme: accuracy 0.5000" in out
     assert f"worse than the baseline {baseline}" in out
-    assert schedules.state("digits").versions == ("3",), "the candidate of the rollout; the route names no champion"
+    # What was taken back is no alarm any more.
+    route_recorded(migrated, 2, status="rolled_back", decided="rolled_back")
+    watch.look()
+    watch.close()
+    assert (shown("fell", "2"), shown("fell", "3"), failures) == (0.0, None, [])
 
 
 def test_a_schedule_is_replaced_and_its_baseline_stays(runs: EvaluationRuns, schedules: EvaluationSchedules) -> None:

@@ -68,6 +68,8 @@ CREATE UNIQUE INDEX evaluation_runs_scheduled ON evaluation_runs (tenant, model)
     WHERE state = 'running' AND is_scheduled;
 CREATE INDEX evaluation_runs_by_model ON evaluation_runs (model, started_at_ms DESC);
 CREATE INDEX evaluation_runs_by_tenant ON evaluation_runs (tenant, started_at_ms DESC);
+CREATE INDEX evaluation_runs_latest ON evaluation_runs (tenant, reference, finished_at_ms DESC)
+    WHERE is_scheduled AND state = 'finished';
 COMMENT ON COLUMN evaluation_runs.reference IS 'the model as requests name it';
 COMMENT ON COLUMN evaluation_runs.runner IS 'who asks until lease_until_ms, and nobody else';
 COMMENT ON COLUMN evaluation_runs.result IS 'mean and interval, versions, failures and tokens';

@@ -160,7 +160,8 @@ class Measuring(Closing):
             for place, one in examples.items()
             if (request := asked_for_calibration(one, plan, f"{secret}\0{place}")) is not None
         }
-        rated, versions = [], set()
+        rated: list[RatedGrade] = []
+        versions: set[str] = set()
         with self._client(priority) as client:
             replies = asked_once(client.submit, asked.items(), secret, priority, _patience_s(priority))
             for place, reply in replies:
@@ -175,8 +176,8 @@ class Measuring(Closing):
         if len(versions) != 1:
             what = ", ".join(sorted(versions)) or "none"
             raise EvaluationStoreError(f"one version of the judge must answer; these did: {what}", "judge")
-        agreement = agreement_of(rated)
-        return self.calibrations.add(judge.reference, *versions, judge.rubric, stored, agreement, self._author)
+        made = (judge.reference, versions.pop(), judge.rubric, stored, agreement_of(rated))
+        return self.calibrations.add(*made, self._author)
 
     def _due(self, schedule: EvaluationSchedule, stopping: Stopping) -> Iterator[StoredRun]:
         state = self.schedules.state(schedule.model)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from fairlane import logs
 from fairlane.errors import FairlaneError
 from fairlane.money import nanos_text
 from fairlane_server.cli.output import (
@@ -238,6 +239,7 @@ def opened(tenant: str, bootstrap_servers: str | None = None) -> "Iterator[Measu
     from fairlane_server.evaluation.run import ExampleError
 
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
+    logs.configure(settings, "evaluation")
     with Measuring(settings, tenant, command_author()) as measuring:
         try:
             yield measuring

@@ -136,8 +136,8 @@ class JudgeCalibrations(Closing):
         with self._transaction() as connection:
             rows = connection.execute(_LIST.encode(), asked).fetchall()
         return [
-            JudgeCalibration(*row[:8], JudgeAgreement(**{**row[8], "scores": tuple(row[8]["scores"])}), *row[9:])
-            for row in rows
+            JudgeCalibration(*[*first, JudgeAgreement(**{**result, "scores": tuple(result["scores"])}), at_ms, author])
+            for *first, result, at_ms, author in rows
         ]
 
     @contextmanager

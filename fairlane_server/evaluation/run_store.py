@@ -348,4 +348,4 @@ def _run(row: Sequence[Any]) -> StoredRun:
 def _head(row: Sequence[Any]) -> RunHead:
     *first, judge, is_scheduled, baseline_run = row
     use = None if judge is None else JudgeUse(**{**judge, "scores": tuple(judge["scores"])})
-    return RunHead(*first, use, is_scheduled, baseline_run)
+    return RunHead(*[*first, use, is_scheduled, baseline_run])

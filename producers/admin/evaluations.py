@@ -74,9 +74,9 @@ _UPLOAD: dict[str, Any] = {
         "content": {"text/plain": {"schema": {"type": "string", "minLength": 1}, "example": _LINE}},
     }
 }
-_set_cursors: Cursors[tuple[str, int]] = Cursors(tuple[str, int])
+_set_cursors = Cursors(tuple[str, int])
 _place_cursors = Cursors(int)
-_run_cursors: Cursors[tuple[int, str]] = Cursors(tuple[int, str])
+_run_cursors = Cursors(tuple[int, str])
 
 
 def router(deps: AdminDeps, evaluations: TenantEvaluations, calls: Serial) -> APIRouter:

@@ -144,7 +144,7 @@ _EXPORT = ExportAnswer(
     left_out=0,
     has_more=False,
 )
-_cursors: Cursors[tuple[int, str]] = Cursors(tuple[int, str])
+_cursors = Cursors(tuple[int, str])
 
 
 def router(deps: AdminDeps, labels: TenantLabels, calls: Serial) -> APIRouter:

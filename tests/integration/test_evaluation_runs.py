@@ -230,7 +230,12 @@ def test_the_champion_and_a_worse_candidate_are_measured_continuously(digits: Be
     aliases = {**route.aliases, "candidate": BAD}
     digits.pipeline.control_models.publish([replace(route, revision=route.revision + 1, aliases=aliases)])
     found: list[Any] = []
-    eventually(lambda: found.extend(due()) or found, WAIT_S, "the run of the candidate")
+
+    def is_measured() -> bool:
+        found.extend(due())
+        return bool(found)
+
+    eventually(is_measured, WAIT_S, "the run of the candidate")
     (candidate,) = found
     assert candidate["head"]["reference"] == f"{model}/{BAD}"
     assert candidate["result"]["mean"] < champion["result"]["mean"]

@@ -366,9 +366,10 @@ def test_a_schedule_is_replaced_and_its_baseline_stays(runs: EvaluationRuns, sch
     assert schedules.last_runs(found, "e" * 64) == {}
     schedules.set_baseline("digits", None)
     assert schedules.list()[0].baseline_run is None
-    for call in (lambda: schedules.set_baseline("words", None), lambda: schedules.remove("words")):
-        with pytest.raises(UnknownEvaluationError):
-            call()
+    with pytest.raises(UnknownEvaluationError):
+        schedules.set_baseline("words", None)
+    with pytest.raises(UnknownEvaluationError):
+        schedules.remove("words")
     for wrong, field in (
         (replace(daily, model="no/model"), "model"),
         (replace(daily, every_hours=None), "every_hours"),

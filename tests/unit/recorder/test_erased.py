@@ -2,6 +2,7 @@
 
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
+from fairlane_server.erasure.erasures import ERASURE_LOCK
 from stream_processors.recorder.erased import (
     CONVERSATION,
     REQUEST,
@@ -11,7 +12,6 @@ from stream_processors.recorder.erased import (
     subjects,
 )
 from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import RESULTS, TURNS
 
 

@@ -125,10 +125,14 @@ def test_a_pair_is_judged_in_both_orders_whichever_answer_comes_first() -> None:
         assert asked[VERDICT].index("mine") < asked[VERDICT].index("theirs")
         assert asked[REVERSED].index("theirs") < asked[REVERSED].index("mine")
         grading.replied(REVERSED, reply("2"))
-        assert grading.scored is None
+        assert not is_over(grading)
         grading.replied(VERDICT, reply("1"))
         assert grading.scored is not None
         assert grading.scored.value == 1.0
+
+
+def is_over(grading: Grading) -> bool:
+    return grading.scored is not None
 
 
 def test_a_failure_of_the_other_model_says_nothing_of_this_one() -> None:

@@ -215,6 +215,19 @@ DRIFT_FINDINGS = Gauge(
     "fairlane_drift_findings", "ALARM above 0: findings of drift in the last 24 hours", ["tenant", "model", "statistic"]
 )
 DRIFT_STATISTICS = Gauge("fairlane_drift_statistics", "Statistics that drift is looked for in, by phase", ["phase"])
+EVALUATION_SCORE_RATIO = Gauge(
+    "fairlane_evaluation_score_ratio",
+    "Mean score of the last scheduled evaluation run of a version, from 0 to 1",
+    ["tenant", "model", "version"],
+)
+EVALUATION_FELL = Gauge(
+    "fairlane_evaluation_fell",
+    "1 if this run is worse than its baseline by more than chance explains",
+    ["tenant", "model", "version"],
+)
+EVALUATION_OVERDUE = Gauge(
+    "fairlane_evaluation_overdue", "1 if a schedule has had no result for twice its time", ["tenant", "model"]
+)
 LABELS_QUEUED = Counter("fairlane_labels_queued_total", "Outputs queued for labelling", ["origin"])
 UNREADABLE_RECORDS = Counter(
     "fairlane_unreadable_records_total",

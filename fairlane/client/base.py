@@ -89,6 +89,8 @@ class BaseClient:
         close_timeout_ms: how long ``close`` waits for requests to be acknowledged.
         retries: how often and for how long requests are tried again that were refused for now or lost on their way to
             the log; default: never.
+        offline: requests go to ``backfill.<tenant>``: they wait for free capacity instead of being shed, and feedback
+            goes with them. Without a ``timeout_ms`` their deadline is that of offline requests.
         connector: makes the Kafka clients; for tests.
 
     Raises:
@@ -109,6 +111,7 @@ class BaseClient:
         start_timeout_ms: int = 10_000,
         close_timeout_ms: int = 10_000,
         retries: RetryPolicy = NO_RETRIES,
+        offline: bool = False,
         connector: KafkaConnector | None = None,
     ) -> None:
         limits = ClientLimits(
@@ -118,6 +121,7 @@ class BaseClient:
             submit_timeout_ms=submit_timeout_ms,
             start_timeout_ms=start_timeout_ms,
             close_timeout_ms=close_timeout_ms,
+            offline=offline,
         )
         for name, value in (("tenant", tenant), ("service", service)):
             if value is not None and not is_name(value):

@@ -31,7 +31,8 @@ from fairlane.trace_context import current_trace
 
 @dataclass(frozen=True, slots=True)
 class ClientLimits:
-    """The bounds of one client; see :class:`fairlane.client.base.BaseClient`."""
+    """The bounds of one client, and whether its requests are offline ones; see
+    :class:`fairlane.client.base.BaseClient`."""
 
     max_in_flight: int
     max_buffered_bytes: int
@@ -39,6 +40,7 @@ class ClientLimits:
     submit_timeout_ms: int
     start_timeout_ms: int
     close_timeout_ms: int
+    offline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,7 +241,9 @@ class ClientCore:
         except BaseException:
             reader.close()
             raise
-        publisher = RequestPublisher(producer, codec, self.tenant, handles, self.window, self._clock)
+        publisher = RequestPublisher(
+            *(producer, codec, self.tenant, handles, self.window, self._clock), offline=self.limits.offline
+        )
         self._codec, self._reader, self._publisher = codec, reader, publisher
         self._threads = [
             self._thread("replies", partial(reader.run, self._stopping)),

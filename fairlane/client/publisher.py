@@ -22,7 +22,7 @@ from fairlane.codec import Codec
 from fairlane.errors import AnsweredElsewhere, Backpressure, FairlaneError, PublishFailed
 from fairlane.frozen import frozen_dataclass
 from fairlane.kafka_config import UNCERTAIN_DELIVERY_ERRORS
-from fairlane.names import requests_topic
+from fairlane.names import backfill_topic, requests_topic
 from fairlane.records import CancelRequest, Feedback, InferenceReply, InferenceRequest, SourceCoordinate
 from fairlane.trace_context import TraceHeaders, current_trace
 
@@ -273,12 +273,20 @@ class RequestPublisher:
     """The producer of one client. Thread-safe but for ``work``, which one thread calls."""
 
     def __init__(
-        self, producer: Producer, codec: Codec, tenant: str, handles: OpenHandles, window: Window, clock: ClockMs
+        self,
+        producer: Producer,
+        codec: Codec,
+        tenant: str,
+        handles: OpenHandles,
+        window: Window,
+        clock: ClockMs,
+        *,
+        offline: bool = False,
     ) -> None:
         self._producer = producer
         self._codec = codec
         self._tenant = tenant
-        self._topic = requests_topic(tenant)
+        self._topic = backfill_topic(tenant) if offline else requests_topic(tenant)
         self._handles = handles
         self._window = window
         self._clock = clock

@@ -51,6 +51,14 @@ class AdminEventKind(StrEnum):
     LOG_REPLAY_PAUSED = "log_replay_paused"
     LOG_REPLAY_RESUMED = "log_replay_resumed"
     LOG_REPLAY_CANCELLED = "log_replay_cancelled"
+    EVALUATION_SET_ADDED = "evaluation_set_added"
+    EVALUATION_SET_REMOVED = "evaluation_set_removed"
+    EVALUATION_SET_READ = "evaluation_set_read"
+    EVALUATION_SCHEDULE_SET = "evaluation_schedule_set"
+    EVALUATION_SCHEDULE_REMOVED = "evaluation_schedule_removed"
+    LABEL_ITEM_READ = "label_item_read"
+    LABEL_ITEM_GOLD_SET = "label_item_gold_set"
+    LABELS_EXPORTED = "labels_exported"
 
 
 class AdminEventOutcome(StrEnum):

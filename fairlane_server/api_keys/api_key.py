@@ -32,6 +32,8 @@ class Scope(StrEnum):
     DEAD_LETTERS = "dead_letters"
     IDENTITIES = "identities"
     AUDIT = "audit"
+    EVALUATIONS = "evaluations"
+    LABELS = "labels"
 
 
 SECRET_BYTES = 32

@@ -41,6 +41,10 @@ class Permission(StrEnum):
     USERS_READ = "users:read"
     USERS_WRITE = "users:write"
     AUDIT_READ = "audit:read"
+    EVALUATIONS_READ = "evaluations:read"
+    EVALUATIONS_WRITE = "evaluations:write"
+    LABELS_READ = "labels:read"
+    LABELS_JUDGE = "labels:judge"
 
 
 MEANINGS: Mapping[Permission, str] = {
@@ -72,6 +76,10 @@ MEANINGS: Mapping[Permission, str] = {
     Permission.USERS_READ: "list users",
     Permission.USERS_WRITE: "set roles, grants and state of users",
     Permission.AUDIT_READ: "read who changed what",
+    Permission.EVALUATIONS_READ: "read evaluation runs and what sets there are, without texts",
+    Permission.EVALUATIONS_WRITE: "upload, download and remove evaluation sets, set schedules",
+    Permission.LABELS_READ: "read how many outputs are judged, and how reviewers agree",
+    Permission.LABELS_JUDGE: "read and judge outputs of tenants that allow it, export what was agreed",
 }
 
 EVERYTHING = frozenset(Permission)
@@ -88,7 +96,7 @@ OF_TENANTS = frozenset(
 OF_DEPLOYMENT = EVERYTHING - OF_TENANTS
 """Permissions about all tenants. No identity of a tenant has one of them, whatever its role says."""
 
-GRANTABLE = frozenset({Permission.DEAD_LETTERS_PAYLOAD})
+GRANTABLE = frozenset({Permission.DEAD_LETTERS_PAYLOAD, Permission.LABELS_JUDGE})
 """Permissions that an identity of the deployment may have besides those of its role."""
 
 _READS = OF_TENANTS - {
@@ -98,7 +106,7 @@ _READS = OF_TENANTS - {
 _WATCHES = frozenset(
     {
         *(Permission.LOADS_READ, Permission.REGISTRY_READ, Permission.TENANTS_READ),
-        Permission.DEAD_LETTERS_READ,
+        *(Permission.DEAD_LETTERS_READ, Permission.EVALUATIONS_READ, Permission.LABELS_READ),
     }
 )
 
@@ -141,6 +149,8 @@ SCOPES: Mapping[Scope, frozenset[Permission]] = {
         {Permission.KEYS_READ, Permission.KEYS_WRITE, Permission.USERS_READ, Permission.USERS_WRITE}
     ),
     Scope.AUDIT: frozenset({Permission.AUDIT_READ}),
+    Scope.EVALUATIONS: frozenset({Permission.EVALUATIONS_READ, Permission.EVALUATIONS_WRITE}),
+    Scope.LABELS: frozenset({Permission.LABELS_READ, Permission.LABELS_JUDGE}),
 }
 """What a key with this scope is restricted to."""
 OF_EVERY_SCOPE = frozenset({Permission.MODELS_READ})

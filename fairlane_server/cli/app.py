@@ -20,6 +20,9 @@ from fairlane_server.cli import (
     dlq,
     drift,
     evaluate,
+    evaluation,
+    evaluation_schedules,
+    evaluation_sets,
     explain,
     feedback,
     keys,
@@ -68,6 +71,10 @@ app.add_typer(conversations.app, name="conversations")
 app.add_typer(drift.app, name="drift")
 app.add_typer(feedback.app, name="feedback")
 app.add_typer(labels.app, name="labels")
+app.add_typer(evaluation.evaluation, name="evaluation")
+evaluation.evaluation.add_typer(evaluation_sets.sets, name="set")
+evaluation.evaluation.add_typer(evaluation_schedules.schedules, name="schedule")
+evaluation.evaluation.add_typer(evaluation_schedules.judges, name="judge")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")

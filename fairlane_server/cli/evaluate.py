@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from fairlane_server.evaluation.scorers import ScorerName
 
 _TIMEOUT_S = 600.0
+_BACKFILL = "backfill"
 
 
 def evaluate_command(
@@ -38,7 +39,9 @@ def evaluate_command(
     ] = "exact",
     top: Annotated[int | None, typer.Option(metavar="K", min=1, help="For ndcg: the ranks that count.")] = None,
     max_tokens: Annotated[int | None, typer.Option(metavar="N", min=1, help="Most tokens of an answer.")] = None,
-    priority: Annotated[str, typer.Option(metavar="CLASS", help="high, normal or low.")] = "low",
+    priority: Annotated[
+        str, typer.Option(metavar="CLASS", help="high, normal, low, or backfill: wait for free capacity.")
+    ] = "low",
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the score of each example there, without its texts.")
     ] = None,
@@ -46,7 +49,8 @@ def evaluate_command(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a model the examples of a set, and show its mean score with its 95 % interval.
+    """Ask a model the examples of a file, and show its mean score with its 95 % interval. Stores nothing, and needs no
+    Postgres; `fairlane evaluation run` stores.
 
     Answers are greedy, and never from a cache. An example without an answer has the score 0.
     """
@@ -59,10 +63,13 @@ def evaluate_command(
     measured = ScorerName(scorer)
     settings = settings_with(kafka_bootstrap_servers=bootstrap_servers)
     examples = _read(file)
-    asked = {"max_tokens": max_tokens, "priority": priority, "cache": "none"}
+    asked: dict[str, Any] = {"max_tokens": max_tokens, "cache": "none"}
+    offline = priority == _BACKFILL
+    if not offline:
+        asked["priority"] = priority
     models = [model] if against is None else [model, against]
     try:
-        runs = [_run(settings, tenant, one, examples, measured, top, asked) for one in models]
+        runs = [_run(settings, tenant, one, examples, measured, top, asked, offline=offline) for one in models]
     except ExampleError as error:
         fail(f"{file}: {error}")
     except (FairlaneError, ValueError) as error:
@@ -92,6 +99,8 @@ def _run(
     scorer: "ScorerName",
     top: int | None,
     asked: dict[str, Any],
+    *,
+    offline: bool,
 ) -> "EvaluationRun":
     from fairlane_server.evaluation.run import EvaluationRun, request_fields
 
@@ -100,10 +109,10 @@ def _run(
     for fields in requests:
         if fields["task"] != "generate":
             del fields["max_tokens"]
-    with Client(tenant, settings=settings) as client:
+    with Client(tenant, settings=settings, offline=offline) as client:
         handles = client.submit_many(requests)  # type: ignore[arg-type]  # checked as they are sent
         for example, handle in zip(examples.examples, list(handles), strict=True):
-            run.answered(scorer, example, handle.reply(_TIMEOUT_S), top)
+            run.answered(scorer, example, handle.reply(None if offline else _TIMEOUT_S), top)
     return run
 
 

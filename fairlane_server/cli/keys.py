@@ -47,7 +47,9 @@ OfDeployment = Annotated[
 Grants = Annotated[
     list[Permission] | None,
     typer.Option(
-        "--grant", metavar="PERMISSION", help=f"Besides those of its role, with --deployment: {', '.join(GRANTABLE)}."
+        "--grant",
+        metavar="PERMISSION",
+        help=f"Besides those of its role, with --deployment: {', '.join(sorted(GRANTABLE))}.",
     ),
 ]
 OfUser = Annotated[

@@ -30,6 +30,7 @@ from fairlane_server.models.rollout_arms import RolloutStatus
 from fairlane_server.postgres.model_history import RouteChange, read_rollout_decisions
 from fairlane_server.postgres.reading import reading
 from fairlane_server.postgres.rollout_evidence import read_rollout_evidence
+from fairlane_server.postgres.scheduled_runs import EndedRun, runs_of_model
 from fairlane_server.rollouts.changes import (
     NoRolloutError,
     RolloutDecision,
@@ -184,18 +185,23 @@ def explain_rollout(
     *,
     as_json: AsJson = False,
 ) -> None:
-    """Show every decision of a rollout with its evidence.
+    """Show every decision of a rollout with its evidence, and what evaluation runs measured meanwhile.
 
     From the table that the recorder fills (POSTGRES_DSN), so a decision of a moment ago may not be there yet.
     """
-    found = read_rollout_decisions(settings_with(), model, rollout, limit)
+    settings = settings_with()
+    found = read_rollout_decisions(settings, model, rollout, limit)
+    runs = runs_of_model(settings, model, found[0].changed_at_ms, limit) if found else ()
+    measured = [run for run in runs if run.finished_at_ms <= _end_of(found)]
     if as_json:
-        show_json({"decisions": [asdict(one) for one in found]})
+        show_json({"decisions": [asdict(one) for one in found], "evaluations": [asdict(run) for run in measured]})
     elif not found:
         say(f"nothing is recorded of {'a rollout' if rollout is None else rollout} of {model}")
     else:
         for decision in found:
             _show_decision(decision)
+        for run in measured:
+            _show_evaluation(run)
 
 
 def _show_decision(change: RouteChange) -> None:
@@ -210,6 +216,22 @@ def _show_decision(change: RouteChange) -> None:
     )
     if rollout["findings"]:
         _show_findings(rollout)
+
+
+def _end_of(decisions: Sequence[RouteChange]) -> int:
+    """When a rollout ended; now, if it is under way."""
+    last = decisions[-1].rollout or {}
+    return (
+        now_ms() if last.get("status") in (RolloutStatus.RUNNING, RolloutStatus.PAUSED) else decisions[-1].changed_at_ms
+    )
+
+
+def _show_evaluation(run: EndedRun) -> None:
+    mean = run.result["mean"]
+    score = "no score" if mean is None else f"{mean:.4f} ({run.result['low']:.4f} to {run.result['high']:.4f})"
+    fell = f", worse than the baseline {run.baseline_run}" if run.is_fall else ""
+    about = f"{run.reference} on {run.set_name}:{run.set_version} of {run.tenant}"
+    say(f"{utc(run.finished_at_ms)}  evaluation of {about}: {run.scorer} {score}{fell}")
 
 
 def _show_findings(judged: Mapping[str, Any]) -> None:

@@ -30,6 +30,9 @@ MOST_ERASED_NAMES = 250_000
 """Conversations and requests that the kept erasures of a tenant name. Each has a tombstone."""
 MOST_UNDER_WAY = 100
 """Erasures of a tenant that are not done, as while Redis is unavailable."""
+ERASURE_LOCK = 4_170_120_020
+"""Advisory lock of Postgres. Whoever stores what may have been erased shares it until that is committed. An erasure
+takes it alone while it writes its tombstones, so that it finds the rows of everybody who did not see them."""
 
 APPLICATION_NAME = "fairlane-erasures"
 # Longer than a transaction of the recorder, for which an erasure waits.

@@ -81,6 +81,20 @@ class ModelCatalog:
     def champion(self, model: str) -> ModelVersion | None:
         return self._champions.get(model)
 
+    def named(self, reference: str) -> ModelVersion | None:
+        """The version that a reference names now, without the rules of its model: the champion for the name of a model.
+        None if there is none, and for a stopped one that the reference names itself or by an alias."""
+        name, at, alias = reference.partition("@")
+        if at:
+            route = self.routes.get(name)
+            version = "" if route is None else route.aliases.get(alias, "")
+        else:
+            name, slash, version = reference.partition("/")
+            if not slash:
+                return self._champions.get(name)
+        model = self.versions.get((name, version))
+        return None if model is None or self.is_stopped(model) else model
+
     def is_stopped(self, model: ModelVersion) -> bool:
         route = self.routes.get(model.model)
         return route is not None and model.version in route.stopped

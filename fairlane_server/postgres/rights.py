@@ -99,6 +99,10 @@ _REPLAY = (
     "replay, name, model, candidate, against, tenants, from_ms, until_ms, sample, most_requests, most_outstanding, "
     "created_by, reason, created_at_ms"
 )
+_RUN = (
+    "tenant, run_id, set_name, set_version, reference, model, scorer, is_scheduled, state, started_at_ms, "
+    "finished_at_ms, result, baseline_run, fall"
+)
 _EVENT = "tenant, event, key_id, subject, author, details, outcome, of_event"
 _STEERED = "wanted, max_cost_tokens, reason, status, ended_at_ms, cancelling_at_ms, finalizing_at_ms, reserved_nanos"
 # For the roles that fill collections.
@@ -106,6 +110,21 @@ _FILLED = {
     "collections": "SELECT, UPDATE (version, documents, passages, updated_at)",
     "documents": "SELECT, INSERT, DELETE",
     PASSAGES: "SELECT (collection_id, source), INSERT, DELETE",
+}
+_LABELLING = {
+    "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
+    "labels": "SELECT, INSERT",
+}
+# What was measured is only added; a run is changed while it is under way, and goes when it is old.
+_EVALUATING = {
+    "evaluation_sets": "SELECT, INSERT, UPDATE (removed_at_ms)",
+    "evaluation_examples": "SELECT, INSERT, DELETE",
+    "evaluation_runs": "SELECT, INSERT, UPDATE (state, runner, lease_until_ms, finished_at_ms, result, fall, "
+    "model_requests), DELETE",
+    "evaluation_scores": "SELECT, INSERT",
+    "evaluation_schedules": "SELECT, INSERT, UPDATE (set_name, scorer, parameters, judge, every_hours, "
+    "every_requests, baseline_run, created_at_ms, created_by), DELETE",
+    "judge_calibrations": "SELECT, INSERT",
 }
 _NUMBERS = ("collection_versions", "passage_numbers")
 _ERASING = ("request_erasure(text, text, text[], text, bigint, bigint, bigint)", "erase_some(text, integer)")
@@ -149,11 +168,16 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "drift_findings": "SELECT (tenant, finding_id, model, statistic, needs_consent, found_at_ms), INSERT, "
             "DELETE",
             "drift_samples": "SELECT (tenant, finding_id, request_id, found_at_ms), INSERT",
+            # Examples that were made of requests go with the consent, too.
+            "evaluation_examples": "SELECT (tenant, request_id), DELETE",
+            # Scores and falls of scheduled runs, as metrics.
+            "evaluation_runs": f"SELECT ({_RUN})",
+            "evaluation_schedules": "SELECT (tenant, model, every_hours, created_at_ms)",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.
             "models": "SELECT, INSERT, UPDATE, DELETE",
-            "model_routes": "SELECT (log_topic, log_partition, log_offset), INSERT",
+            "model_routes": "SELECT (model, aliases, rollout, log_topic, log_partition, log_offset), INSERT",
             "source_offsets": "SELECT, INSERT, UPDATE (next_offset, topic_id, updated_at)",
             # Requests that an erasure of their conversation covers get tombstones of their own.
             "erased": "SELECT, INSERT",
@@ -164,7 +188,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_hourly", "audit_logs", "conversation_turns", "tenants", "erased"),
-                *("feedback", "label_items", "evaluation_results"),
+                *("feedback", "label_items", "evaluation_results", "evaluation_examples"),
+                *("evaluation_runs", "evaluation_schedules"),
                 *("drift_streams", "drift_findings", "drift_samples"),
             }
         ),
@@ -229,8 +254,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
         sequences=_NUMBERS,
         all_tenants=frozenset({"document_uploads"}),
     ),
-    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `drift`, `explain`, `rollout`,
-    # `models history` and `db status`. Of results all columns but the output.
+    # `fairlane anomalies`, `budgets`, `collections`, `conversations`, `costs`, `drift`, `evaluation`, `explain`,
+    # `rollout`, `models history` and `db status`. Of results all columns but the output.
     PostgresRole.OPERATOR: Rights(
         tables={
             "results": f"SELECT ({REPLY_COLUMNS}, arm, reply_topic, reply_partition, reply_offset, recorded_at)",
@@ -253,8 +278,9 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "drift_streams": "SELECT (tenant, model, task, version, statistics, seen_at_ms)",
             # `fairlane labels`, for one tenant at a time.
             "tenants": "SELECT (tenant, evaluation)",
-            "label_items": "SELECT, UPDATE (state, label, gold_label, closed_at_ms, lease_holder, lease_until_ms)",
-            "labels": "SELECT, INSERT",
+            **_LABELLING,
+            # `fairlane evaluation`, for one tenant at a time.
+            **_EVALUATING,
             "conversation_turns": f"SELECT ({_TURN})",
             "erasures": "SELECT",
             # What `fairlane tenants apply` changes. It reads no event, and cannot say who it is in Postgres.
@@ -269,12 +295,13 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "document_id_of(bigint, text)",
             *(_PAIRS, _REPLAY_LABELS),
             *_ERASING,
+            "request_is_erased(text)",
         ),
         sequences=_NUMBERS,
         all_tenants=frozenset(
             {
                 *("results", "usage", "usage_daily", "usage_daily_callers", "usage_hourly", "audit_logs"),
-                *("admin_events", "feedback", "evaluation_results"),
+                *("admin_events", "feedback", "evaluation_results", "evaluation_runs"),
                 *("drift_findings", "drift_samples", "drift_streams"),
             }
         ),
@@ -307,10 +334,15 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "drift_findings": "SELECT",
             "drift_samples": "SELECT",
             "drift_streams": "SELECT (tenant, model, task, version, statistics, seen_at_ms)",
+            # Labels and evaluation sets, of one tenant at a time; runs are made by commands.
+            **_LABELLING,
+            **{table: _EVALUATING[table] for table in ("evaluation_sets", "evaluation_examples")},
+            **dict.fromkeys(("evaluation_runs", "evaluation_scores", "judge_calibrations"), "SELECT"),
+            "evaluation_schedules": _EVALUATING["evaluation_schedules"],
         },
         functions=(
             *("find_api_key(text, bytea)", "find_user(text, text)", "tenant_remains(text)"),
-            *(_PAIRS, _REPLAY_LABELS),
+            *(_PAIRS, _REPLAY_LABELS, "request_is_erased(text)"),
         ),
         all_tenants=frozenset(
             {

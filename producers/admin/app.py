@@ -1,6 +1,7 @@
 """Composition root of the admin API: reads the settings, wires the parts and owns their lifespan."""
 
 import asyncio
+import re
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -14,7 +15,9 @@ from fairlane import logs
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import DeadLetterOffice
+from fairlane_server.administration.evaluations import TenantEvaluations
 from fairlane_server.administration.events import AdminAudit
+from fairlane_server.administration.labels import TenantLabels
 from fairlane_server.administration.log_replays import LogReplayOffice
 from fairlane_server.administration.model_routes import ModelRoutes
 from fairlane_server.administration.observer import Observer
@@ -31,7 +34,9 @@ from producers.admin import (
     audit,
     dead_letters,
     drift,
+    evaluations,
     identities,
+    labels,
     log_replays,
     models,
     observation,
@@ -50,6 +55,9 @@ from producers.gateway.identity.compose import authentication
 log = logs.get_logger(__name__)
 
 MOST_BODY_BYTES = 262_144
+MOST_SET_BODY_BYTES = 16 * 1024 * 1024
+"""Of an evaluation set; the command line takes larger ones."""
+_SET_PATH = re.compile(rf"{PREFIX}/evaluations/[^/]+/sets/[^/]+")
 _BUDGET_BYTES = 64 * MOST_BODY_BYTES
 _IDENTITY_CONNECTIONS = 2
 _CONDITIONS = ("serving",)
@@ -103,6 +111,8 @@ class AdminApi:
         self._letter_audit = AdminAudit(dsn)
         self._office = DeadLetterOffice(settings, codec, self._letter_audit)
         self._observer = Observer(settings, codec)
+        self._evaluation_calls, self._label_calls = Serial("evaluations"), Serial("labels")
+        self._evaluation_audit, self._label_audit = AdminAudit(dsn), AdminAudit(dsn)
         routes = ModelRoutes(settings, codec)
         self._rollouts = RolloutController(settings, codec, partial(self._ended, "rollouts_failed"))
         self._replay_calls = Serial("replays of the log")
@@ -110,8 +120,8 @@ class AdminApi:
         self._replay_runner = LogReplayRunner(settings, codec, partial(self._ended, "log_replays_failed"))
         self.app = FastAPI(
             title="Fairlane administration",
-            description="Tenants, keys, users, models, rollouts, replays of the log, dead letters, loads, drift and "
-            "audit of a deployment.",
+            description="Tenants, keys, users, models, rollouts, replays of the log, evaluations, labels, dead "
+            "letters, loads, drift and audit of a deployment.",
             version="0.1.0",
             lifespan=self._lifespan,
             redirect_slashes=False,
@@ -131,12 +141,19 @@ class AdminApi:
             log_replays.router(deps, self._replays, self._replay_calls, routes),
             observation.router(deps, self._observer, self._load_calls),
             drift.router(deps, DriftFindings(settings), self._history_calls),
+            evaluations.router(deps, TenantEvaluations(dsn, self._evaluation_audit), self._evaluation_calls),
+            labels.router(deps, TenantLabels(dsn, self._label_audit), self._label_calls),
             audit.router(deps),
         ):
             self.app.include_router(router, prefix=PREFIX)
         self.app.include_router(self._health())
         # The middleware added last is the outermost.
-        self.app.add_middleware(BodyLimit, max_bytes=MOST_BODY_BYTES, budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES))
+        self.app.add_middleware(
+            BodyLimit,
+            max_bytes=MOST_BODY_BYTES,
+            budget=body_budget(_BUDGET_BYTES, _BUDGET_BYTES),
+            streamed=_most_of_sets,
+        )
         self.app.add_middleware(self._call_log)
 
     @property
@@ -168,10 +185,13 @@ class AdminApi:
     async def _lifespan(self, _app: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stores = self._stores
-            audits = (stores.audit, self._kafka_audit, self._letter_audit)
+            audits = (stores.audit, self._kafka_audit, self._letter_audit, self._evaluation_audit, self._label_audit)
             for part in (stores.keys, self._kafka_keys, self._tenants, self._observer, self._replays, *audits):
                 stack.push_async_callback(partial(asyncio.to_thread, part.close))
-            serials = (self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls, self._replay_calls)
+            serials = (
+                *(self._kafka_calls, self._letter_calls, self._load_calls, self._history_calls, self._replay_calls),
+                *(self._evaluation_calls, self._label_calls),
+            )
             for calls in (stores.calls, *serials):
                 stack.push_async_callback(calls.close)
             if self._redis is not None:
@@ -207,3 +227,7 @@ class AdminApi:
             return Ready(status="ready" if is_ready else "not_ready")
 
         return api
+
+
+def _most_of_sets(path: str) -> int | None:
+    return MOST_SET_BODY_BYTES if _SET_PATH.fullmatch(path) else None

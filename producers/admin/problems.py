@@ -29,8 +29,11 @@ from fairlane_server.api_keys.key_store import (
     KeyEndedError,
     KeyNotFoundError,
 )
+from fairlane_server.evaluation.run_store import RunTakenError
+from fairlane_server.evaluation.set_store import EvaluationStoreError, UnknownEvaluationError
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.open_kafka import OpenKafkaError
+from fairlane_server.labelling.queue import LabelError, UnknownLabelItemError
 from fairlane_server.log_replay.store import LogReplayNotFoundError, LogReplayStateError
 from fairlane_server.postgres.migrations import DatabaseError
 from fairlane_server.store_error import StoreError
@@ -63,12 +66,15 @@ _ANSWERS: tuple[tuple[type[Exception] | tuple[type[Exception], ...], int, str, s
     (TooMuchError, 400, Code.INVALID, "since"),
     (BeyondOwnRightsError, 403, Code.FORBIDDEN, None),
     ((KeyNotFoundError, TenantNotFoundError, ModelNotFoundError, LogReplayNotFoundError), 404, NOT_FOUND, None),
+    ((UnknownEvaluationError, UnknownLabelItemError), 404, NOT_FOUND, None),
     (
         (KeyEndedError, TenantConflictError, ModelConflictError, OpenKafkaError, LogReplayStateError),
         409,
         CONFLICT,
         None,
     ),
+    ((RunTakenError, LabelError), 409, CONFLICT, None),
+    (EvaluationStoreError, 400, Code.INVALID, None),
     ((TenantChangedError, ModelChangedError), 412, CHANGED, "if-match"),
     (ETagNeededError, 428, ETAG_NEEDED, "if-match"),
 )

@@ -250,6 +250,7 @@ class Gateway:
             settings.gateway_wait_s,
             self._results.accepted,
             models_of=self._directory.models_of,
+            may_name=self._directory.may_name,
         )
         batches = BatchDeps(
             self._authenticator,

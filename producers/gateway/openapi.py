@@ -1,6 +1,7 @@
 """The OpenAPI document: what FastAPI does not derive from models, with examples."""
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any
@@ -67,6 +68,8 @@ _NATIVE: ErrorDocs = {
     404: (UNKNOWN_REQUEST, "No such request, or its result has expired"),
     499: (Outcome.CANCELLED, "The request was cancelled"),
 }
+
+_CONVERTER = re.compile(r":[a-z]+\}")
 
 RequestId = Annotated[str, Path(description="Id of the request", examples=[EXAMPLE_ID])]
 
@@ -157,8 +160,10 @@ def install(app: FastAPI) -> None:
             route = context.original_route
             if isinstance(route, APIRoute) and route.include_in_schema and context.path is not None:
                 needed = sorted(permissions_of(route.dependant))
+                # The document names a parameter without its converter.
+                path = _CONVERTER.sub("}", context.path)
                 for method in route.methods or ():
-                    operation = document["paths"][context.path][method.lower()]
+                    operation = document["paths"][path][method.lower()]
                     if needed:
                         operation["x-permission"] = ", ".join(needed)
                     answers = operation["responses"]

@@ -11,6 +11,7 @@ from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal
 from fairlane_server.processes.start import begin_service
 from stream_processors.recorder.drift_watch import DriftWatch, rules_of_drift
+from stream_processors.recorder.evaluation_watch import EvaluationWatch
 from stream_processors.recorder.feedback_watch import FeedbackWatch
 from stream_processors.recorder.label_collector import LabelCollector
 from stream_processors.recorder.label_sources import WorkItemLog
@@ -46,6 +47,7 @@ def main() -> int:
     watches: list[Watch] = [
         SpendWatch(dsn, settings.spend_anomaly_least * NANOS_PER_UNIT, failures.append),
         FeedbackWatch(dsn, failures.append),
+        EvaluationWatch(dsn, failures.append),
         LabelCollector(settings, WorkItemLog(settings, codec), failures.append),
     ]
     if (drift_rules := rules_of_drift(settings)) is not None:

@@ -18,10 +18,10 @@ from fairlane.names import PRIORITY_PREFIX
 from fairlane.outcomes import Degradation, EvaluationConsent, GuardrailResult
 from fairlane.records import SourceCoordinate, WorkItem
 from fairlane.settings import Settings
+from fairlane_server.erasure.erasures import ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, is_value_error, reason
 from stream_processors.recorder.erased import CONVERSATION, HISTORY, REQUEST
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError, input_of
-from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import json_text, storable
 from stream_processors.recorder.watch import Watch
 
@@ -57,7 +57,7 @@ _SHORTENED = frozenset(
 _IS_HIT = " || ".join(f'@ == "{hit}"' for hit in _HITS)
 _HIT = f"model_version IS NOT NULL AND guardrails @? '$[*].verdict ? ({_IS_HIT})'"
 
-NEED_CONSENT = ("label_items", "evaluation_results")
+NEED_CONSENT = ("label_items", "evaluation_results", "evaluation_examples")
 """Tables whose rows of requests go when their tenant does not allow evaluation any more. Each has an index that begins
 with the tenant."""
 # From one tenant to the next in the index of the key, not through all rows.

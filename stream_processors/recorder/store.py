@@ -7,6 +7,7 @@ from typing import Any
 
 import psycopg
 
+from fairlane_server.erasure.erasures import ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
 from stream_processors.recorder.erased import (
     OF_REQUESTS,
@@ -53,9 +54,7 @@ UPDATE source_offsets AS stored SET next_offset = locked.next_offset, updated_at
 FROM locked WHERE stored.topic = locked.topic AND stored.partition = locked.partition
 AND stored.next_offset = locked.expected
 """
-# Held until the rows are committed. An erasure takes it alone while it writes its tombstones, so that it finds the rows
-# of every recorder that did not see them.
-ERASURE_LOCK = 4_170_120_020
+# Held until the rows are committed.
 _LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 _ANY_ERASED = b"SELECT EXISTS (SELECT FROM erased)"
 _ERASED = b"""

@@ -163,6 +163,8 @@ def fairlane_commands() -> Iterator[tuple[str, str]]:
 
 
 def subcommands(app: typer.Typer) -> Iterator[str]:
+    """The commands of a group, and the groups in it."""
+    yield from (str(group.name) for group in app.registered_groups)
     for command in app.registered_commands:
         assert command.callback is not None
         yield command.name or command.callback.__name__

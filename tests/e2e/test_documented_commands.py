@@ -48,6 +48,8 @@ NOT_RUN: Mapping[str, str] = {
     r"fairlane drift show ": "needs a finding; run by tests/integration/test_drift.py",
     r"fairlane labels ": "needs a tenant that allows evaluation; run by tests/integration/test_labels.py",
     r"fairlane replay ": "needs a tenant that allows evaluation; run by tests/integration/test_log_replay.py",
+    r"fairlane evaluation (set add (agreed|rated)|judge |run questions)": "needs labels and a judge; run by "
+    "tests/integration/test_evaluation_runs.py",
     r"fairlane models (register digits-3\.yaml|sync )": "needs MLflow; tests/integration/test_mlflow_registry.py",
     r"make ": "a target of its own: a tier of the tests, the demo, or the stack itself (test_first_hour)",
     r"sh deploy/new_env\.sh|docker ": "needs a Docker engine; the compose file is checked in tests/contract",
@@ -141,6 +143,9 @@ class Session:
         assert process.returncode in expected, f"{where}\n{out}\n{complaint}"
         if "backfill submit" in command.text and (job := re.search(r"\b[0-9a-f]{16}\b", out)):
             self.found["3f0c9a5be2d41d77"] = job[0]
+        if command.text.startswith("fairlane evaluation run") and "--against" in command.text:
+            runs = dict.fromkeys(re.findall(r"\b[0-9a-f]{16}\b", out))
+            self.found.update(zip(("5b1e9c3f7a2d4860", "8c07d4e1b6f3a952"), runs, strict=False))
         if "keys create" in command.text and (key := re.search(r"fl_([0-9a-f]{16})_", out)):
             self.found["0123456789abcdef"] = key[1]
             self.found["fl_..."] = out.strip()

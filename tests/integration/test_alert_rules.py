@@ -178,6 +178,25 @@ CASES = (
         "Rollouts are not judged, since Postgres does not answer the admin API's process",
     ),
     Case(
+        "EvaluationFell",
+        {
+            'fairlane_evaluation_fell{tenant="acme",model="digits",version="2",instance="a"}': "0x4 1x4 0x9",
+            'fairlane_evaluation_fell{tenant="acme",model="digits",version="1",instance="a"}': "0x19",
+        },
+        (5, 9),
+        (4, 10),
+        TICKET | {"tenant": "acme", "model": "digits", "version": "2"},
+        "Version 2 of digits scores worse than the baseline of acme",
+    ),
+    Case(
+        "EvaluationOverdue",
+        {'fairlane_evaluation_overdue{tenant="acme",model="digits",instance="a"}': "0x4 1x19 0"},
+        (15, 24),
+        (4, 14, 25),
+        TICKET | {"tenant": "acme", "model": "digits"},
+        "digits is not measured as acme has scheduled it",
+    ),
+    Case(
         "BudgetsUnknown",
         {'fairlane_budgets_unknown{instance="a"}': "0x4 3x4 0", 'fairlane_budgets_unknown{instance="b"}': "0x19"},
         (6, 9),

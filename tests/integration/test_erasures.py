@@ -9,11 +9,10 @@ from starlette.testclient import TestClient
 
 from fairlane.clock import now_ms
 from fairlane_server.erasure import erasures
-from fairlane_server.erasure.erasures import ErasureKind, Erasures, unfinished
+from fairlane_server.erasure.erasures import ERASURE_LOCK, ErasureKind, Erasures, unfinished
 from fairlane_server.postgres.connection import act_for, connect
 from producers.gateway.conversations import deps
 from producers.gateway.openai.batch_deps import MOST_CALLS_OF_TENANT
-from stream_processors.recorder.store import ERASURE_LOCK
 from tests.kit.erasure_kit import ErasureBench, reply
 from tests.kit.own_redis import OwnRedis
 from tests.kit.stack import PostgresServer

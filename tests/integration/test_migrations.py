@@ -26,6 +26,8 @@ TENANT_TABLES = (
     *("document_uploads", "erasures", "erased", "barred_tenants"),
     *("feedback", "label_items", "labels", "evaluation_results"),
     *("drift_streams", "drift_findings", "drift_samples"),
+    *("evaluation_sets", "evaluation_examples", "evaluation_runs", "evaluation_scores"),
+    *("evaluation_schedules", "judge_calibrations"),
 )
 REVISIONS = (
     "0001",
@@ -61,6 +63,7 @@ REVISIONS = (
     "0031",
     "0032",
     "0033",
+    "0034",
     "0036",
 )
 AUDIT = (

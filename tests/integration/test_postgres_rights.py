@@ -62,6 +62,18 @@ ROWS = {
     "log_needed, since_ms, until_ms, blocks, before, now, found_at_ms) VALUES (%(tenant)s, 'f' || %(tenant)s, 'm', "
     "'generate', '', 'prompt_tokens', false, 0, 0, 0, 0, 0, 1, '{}', '{}', 1)",
     "drift_samples": "VALUES (%(tenant)s, 'f' || %(tenant)s, 'r', 1, 1, 1)",
+    "evaluation_sets": "(tenant, name, version, digest, examples, size_bytes, created_at_ms, created_by) VALUES "
+    "(%(tenant)s, 'n', 1, 'd', 1, 1, 1, 'me')",
+    "evaluation_examples": "(tenant, name, version, place, request_id, content) VALUES (%(tenant)s, 'n', 1, 0, 'r', "
+    "'{}')",
+    "evaluation_runs": "(tenant, run_id, set_name, set_version, set_digest, examples, reference, model, scorer, "
+    "parameters, is_scheduled, started_at_ms, started_by) VALUES (%(tenant)s, 'r', 'n', 1, 'd', 1, 'm/1', 'm', "
+    "'exact', '{}', true, 1, 'me')",
+    "evaluation_scores": "(tenant, run_id, place, score, reason, request_id, prompt_tokens, completion_tokens) VALUES "
+    "(%(tenant)s, 'r', 0, 1, '', 'r', 1, 1)",
+    "evaluation_schedules": "(tenant, model, set_name, scorer, parameters, every_hours, created_at_ms, created_by) "
+    "VALUES (%(tenant)s, 'm', 'n', 'exact', '{}', 1, 1, 'me')",
+    "judge_calibrations": "VALUES (%(tenant)s, 'c', 'j', '1', 'd', 'r', 'n', 1, 'd', '{}', false, 1, 'me')",
     "batches": "VALUES ('b' || %(tenant)s, %(tenant)s, 'j' || %(tenant)s, 'i', 'o', 'e', NULL, 1)",
 }
 """A row of a tenant in each table that a service writes to, but for those of collections."""

@@ -13,7 +13,7 @@ from tests.kit.permission_matrix import ScriptedAuthenticator
 
 _STORES = (
     *("ApiKeys", "AdminAudit", "Tenants", "DeadLetterOffice", "ModelRoutes", "Observer", "RolloutController"),
-    *("LogReplayOffice", "LogReplayRunner", "DriftFindings"),
+    *("LogReplayOffice", "LogReplayRunner", "DriftFindings", "TenantEvaluations", "TenantLabels"),
 )
 
 

@@ -182,6 +182,11 @@ def models_of(_tenant: str) -> Sequence[ModelVersion]:
     )
 
 
+def may_name(tenant: str, reference: str) -> bool:
+    """These models, and their champions."""
+    return reference.removesuffix("@champion") in {model.model for model in models_of(tenant)}
+
+
 def accept(_tenant: str, _request: InferenceRequest) -> None:
     """Nothing is kept of an accepted request."""
 
@@ -206,6 +211,7 @@ def build(submitter: ScriptedSubmitter, *, wait_s: float = 60.0, keep_alive_s: f
         wait_s,
         accept,
         models_of=models_of,
+        may_name=may_name,
         keep_alive_s=keep_alive_s,
     )
     app.include_router(router(deps))

@@ -167,9 +167,12 @@ class OpenAISuite:
         assert {service.model, service.embedder} <= set(names)
         assert names == sorted(names)
         assert client.models.retrieve(service.model).object == "model"
-        with pytest.raises(openai.NotFoundError) as raised:
-            client.models.retrieve("no-such-model")
-        assert raised.value.code == "model_not_found"
+        champion = f"{service.model}@champion"
+        assert client.models.retrieve(champion).id == champion
+        for unknown in ("no-such-model", f"{service.model}/no-such", f"{service.model}@no-such", "no-such@champion"):
+            with pytest.raises(openai.NotFoundError) as raised:
+                client.models.retrieve(unknown)
+            assert raised.value.code == "model_not_found"
 
     def test_nobody_is_refused_before_any_work(self, service: Service) -> None:
         for key in ("nobody", "sk-" + "x" * 60):

@@ -34,7 +34,7 @@ from producers.gateway.openai.batches import router as batch_router
 from producers.gateway.openai.router import router as openai_router
 from producers.gateway.openai.streams import OpenAIDeps
 from tests.kit.native_kit import KEY, Bench, authenticate, decided, recorded, used
-from tests.kit.openai_kit import accept, models_of
+from tests.kit.openai_kit import accept, may_name, models_of
 
 Route = tuple[str, str]
 
@@ -139,7 +139,15 @@ def gateway(
     routers: dict[str, Any] = {}
     if bench is not None:
         keys = Idempotency(LocalClaims(), bench.results.find_reply)
-        openai = OpenAIDeps(bench.submitter, authenticate, keys, bench.deps.wait_s, accept, models_of=models_of)  # type: ignore[arg-type]  # a double
+        openai = OpenAIDeps(
+            bench.submitter,  # type: ignore[arg-type]  # a double
+            authenticate,
+            keys,
+            bench.deps.wait_s,
+            accept,
+            models_of=models_of,
+            may_name=may_name,
+        )
         native = bench.deps
         routers |= {
             "native_router": lambda _own: native_router(native),

@@ -116,7 +116,7 @@ async def _called(app: FastAPI) -> tuple[int, list[str]]:
             if route.path in PUBLIC or route.is_socket:
                 continue
             (permission,) = route.permissions
-            path = re.sub(r"\{[a-z_]+\}", _ID, route.path)
+            path = re.sub(r"\{[a-z_]+(:path)?\}", _ID, route.path)
             for method in route.methods:
                 for name in IDENTITIES:
                     answer = await client.request(method, path, headers={"authorization": name})

@@ -4,7 +4,7 @@ the recorder and reviewers look for."""
 from deploy.migrations.statements import execute
 
 revision = "0036"
-down_revision = "0033"
+down_revision = "0034"
 
 ERASURE_LOCK = 4_170_120_020
 
@@ -166,6 +166,11 @@ BEGIN
         DELETE FROM conversation_turns WHERE tenant = owner AND request_id = ANY(ids);
         GET DIAGNOSTICS removed_turns = ROW_COUNT;
     END IF;
+    -- Items whose history repeats a turn of these conversations go, and so do the examples that were made of them.
+    ids := ids || erase_examples(owner, ids || ARRAY(
+        SELECT request_id FROM label_items
+        WHERE tenant = owner AND conversation_id = ANY(talks) AND input ? 'history'
+    ));
     DELETE FROM results WHERE tenant = owner AND request_id = ANY(ids);
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM erase_labels(owner, ids, talks);

@@ -164,10 +164,11 @@ def router(deps: OpenAIDeps) -> APIRouter:
         names = sorted(model.model for model in deps.models_of(caller.tenant))
         return ModelList(data=[Model(id=name) for name in names])
 
-    @api.get("/v1/models/{model}", summary="One model", responses=openapi.answered(_MODEL) | reading)
+    # A version has a slash in its name.
+    @api.get("/v1/models/{model:path}", summary="One model", responses=openapi.answered(_MODEL) | reading)
     async def get_model(model: Annotated[str, Path(examples=[GENERATOR])], caller: Caller) -> Model:
-        """A model that this tenant may use."""
-        if all(model != known.model for known in deps.models_of(caller.tenant)):
+        """A model that this tenant may use, or one of its versions (`digits/2`) or aliases (`digits@champion`)."""
+        if not deps.may_name(caller.tenant, model):
             raise GatewayError(404, Code.UNKNOWN_MODEL, "no such model, or not for this tenant", field="model")
         return Model(id=model)
 

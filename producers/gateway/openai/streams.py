@@ -40,11 +40,13 @@ class OpenAIDeps(SendingDeps):
 
     Attributes:
         models_of: models that a tenant may use, in any order.
+        may_name: whether a tenant may name this model, version or alias.
         keep_alive_s: longest silence of a stream before a keep-alive. The status of a stream is held back as long, so
             that a request that fails by then gets an error status.
     """
 
     models_of: Callable[[str], Sequence[ModelVersion]]
+    may_name: Callable[[str, str], bool]
     keep_alive_s: float = 10.0
 
     def echo(

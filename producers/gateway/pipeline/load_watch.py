@@ -17,6 +17,7 @@ from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.feeds import Feed
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
 from fairlane_server.kafka.load_feed import LoadFeed
+from fairlane_server.models.routes import model_of
 from producers.gateway.pipeline.early_rejection import RegistrySnapshot
 
 log = get_logger(__name__)
@@ -53,6 +54,13 @@ class RegistryFeeds:
         if spec is None:
             return ()
         return tuple(model for name, model in sorted(models.items()) if not spec.models or name in spec.models)
+
+    def may_name(self, tenant: str, reference: str) -> bool:
+        """Whether a request of a tenant may name this model, version or alias; False for one that there is not."""
+        spec = self._tenants.snapshot.get(tenant)
+        if spec is None or (spec.models and model_of(reference) not in spec.models):
+            return False
+        return self._models.catalog.named(reference) is not None
 
 
 class LoadWatch:

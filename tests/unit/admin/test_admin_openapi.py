@@ -15,6 +15,7 @@ from fairlane.records import ModelRoute, ModelVersion, SourceCoordinate, TenantS
 from fairlane.settings import Settings
 from fairlane_server.administration.dead_letters import LetterPage, ReplayReport
 from fairlane_server.administration.events import RecordedEvent
+from fairlane_server.administration.labels import ExportPage
 from fairlane_server.administration.model_routes import (
     ModelChangedError,
     ModelConflictError,
@@ -26,9 +27,19 @@ from fairlane_server.api_keys.api_key import DEPLOYMENT, Role, Scope
 from fairlane_server.api_keys.key_store import ApiKey, IssuedKey, KeyNotFoundError, User
 from fairlane_server.control.tenants_file import API
 from fairlane_server.dead_letters.bulk import Cut, ReplayResult
+from fairlane_server.evaluation.calibration import JudgeAgreement
+from fairlane_server.evaluation.calibration_store import JudgeCalibration
+from fairlane_server.evaluation.comparison import PairedComparison
+from fairlane_server.evaluation.evaluation_set import EvaluationSet
+from fairlane_server.evaluation.run_store import StoredRun
+from fairlane_server.evaluation.schedules import EvaluationSchedule, check_schedule
+from fairlane_server.evaluation.set_store import EvaluationStoreError, StoredSet, UnknownEvaluationError
 from fairlane_server.evaluation.shadow_report import ShadowCounts, ShadowReport
 from fairlane_server.evaluation.shadows import NoShadowError
+from fairlane_server.evaluation.stored_runs import JudgeUse, RunHead, RunResult
 from fairlane_server.kafka.load_board import LoadBoard, LoadView
+from fairlane_server.labelling.decisions import ItemOutcome, ItemState, ReviewerStatistics
+from fairlane_server.labelling.queue import LabelError, LabelTask, UnknownLabelItemError
 from fairlane_server.log_replay.plan import LogReplayAction, LogReplayPlan, LogReplayState
 from fairlane_server.log_replay.progress import ReplayRange
 from fairlane_server.log_replay.store import LogReplay, LogReplayNotFoundError, LogReplayStateError, ReplayProgress
@@ -229,6 +240,97 @@ class Findings(Store):
         return [StatisticState("acme", "m", "generate", "", "prompt_tokens", "reference", 3, 1)]
 
 
+SET = StoredSet("holdout", 1, "d" * 64, 2, 100, 1, "key:1", None, 2, 0)
+HEAD = RunHead("holdout", 1, "d" * 64, 2, "m/1", "m", "exact", {"priority": "low"}, JudgeUse("j", "good", "r" * 64))
+RUN = StoredRun(
+    *("0123456789abcdef", HEAD, "finished", 1, "key:1", None, 2),
+    RunResult(0.5, 0.1, 0.9, 2, 0, {}, {"1": 2}, 10, 20),
+    {"is_fall": False},
+    2,
+)
+LABEL_TASK = LabelTask(KEY_ID, "generate", "m", "1", None, {"prompt": "p"}, {"text": "t"}, None, 1)
+
+
+class MemoryEvaluations(Store):
+    def add_set(self, tenant: str, name: str, examples: EvaluationSet, author: str) -> tuple[StoredSet, bool]:
+        return replace(SET, name=name, examples=len(examples.examples)), name != "holdout"
+
+    def sets(self, *_: Any) -> Sequence[StoredSet]:
+        return [SET]
+
+    def find_set(self, tenant: str, name: str, version: int | None) -> StoredSet:
+        if (name, version) != ("holdout", 1):
+            raise UnknownEvaluationError("there is no such set", "set")
+        return SET
+
+    def examples(self, tenant: str, name: str, version: int, after: int, most: int, author: str) -> Any:
+        self.find_set(tenant, name, version)
+        return [(after + 1, {"id": "a", "input": {"prompt": "p"}})]
+
+    def remove_set(self, tenant: str, name: str, version: int, author: str) -> StoredSet:
+        return self.find_set(tenant, name, version)
+
+    def runs(self, *_: Any) -> Sequence[StoredRun]:
+        return [RUN]
+
+    def find_run(self, tenant: str, run_id: str) -> StoredRun:
+        if run_id != RUN.run_id:
+            raise UnknownEvaluationError("there is no such run", "run")
+        return RUN
+
+    def comparison(self, tenant: str, baseline: str, run_id: str) -> PairedComparison | None:
+        self.find_run(tenant, run_id)
+        if baseline != run_id:
+            raise EvaluationStoreError("they differ in the set", "baseline")
+        return PairedComparison(2, 1, 0, 0.5, 0.1, 0.9, 0.5, True)
+
+    def schedules(self, *_: Any) -> Sequence[EvaluationSchedule]:
+        return [EvaluationSchedule("m", "holdout", "exact", {}, None, 24.0)]
+
+    def set_schedule(self, tenant: str, schedule: EvaluationSchedule, author: str) -> EvaluationSchedule:
+        check_schedule_as_stored(schedule)
+        return schedule
+
+    def remove_schedule(self, tenant: str, model: str, author: str) -> None:
+        if model != "m":
+            raise UnknownEvaluationError("there is no such schedule", "model")
+
+    def calibrations(self, *_: Any) -> Sequence[JudgeCalibration]:
+        agreement = JudgeAgreement(2, 2, None, None, None, None, (0.0, 0.25, 0.5, 0.75, 1.0), "2 rated examples")
+        return [JudgeCalibration("c", "j", "1", "good", "r" * 64, "rated", 1, "d" * 64, agreement, 1, "key:1")]
+
+
+def check_schedule_as_stored(schedule: EvaluationSchedule) -> None:
+    try:
+        check_schedule(schedule)
+    except ValueError as error:
+        raise EvaluationStoreError(str(error), "every_hours") from None
+
+
+class MemoryLabels(Store):
+    def lease(self, tenant: str, *_: Any) -> LabelTask | None:
+        if tenant == "denied":
+            raise LabelError("denied does not allow evaluation")
+        return LABEL_TASK if tenant == "acme" else None
+
+    def submit(self, tenant: str, reviewer: str, request_id: str, label: str, correction: str | None) -> ItemOutcome:
+        if request_id != KEY_ID:
+            raise UnknownLabelItemError("no item")
+        return ItemOutcome(ItemState.AGREED, label)
+
+    def skip(self, tenant: str, reviewer: str, request_id: str) -> ItemOutcome:
+        return replace(self.submit(tenant, reviewer, request_id, "bad", None), state=ItemState.OPEN, label=None)
+
+    def set_gold(self, tenant: str, request_id: str, label: str | None, author: str) -> None:
+        self.submit(tenant, author, request_id, label or "", None)
+
+    def statistics(self, *_: Any) -> Any:
+        return {"open": 1}, [ReviewerStatistics("key:1", 1, 0, 1, 1, 1, 1)]
+
+    def export(self, *_: Any, **__: Any) -> ExportPage:
+        return ExportPage([{"id": KEY_ID}], 1, (1, KEY_ID))
+
+
 AUTHENTICATION = SimpleNamespace(authenticator=authenticate)
 
 
@@ -247,6 +349,8 @@ def probe() -> Iterator[Probe]:
             "Observer": Watch,
             "LogReplayOffice": Replays,
             "DriftFindings": Findings,
+            "TenantEvaluations": MemoryEvaluations,
+            "TenantLabels": MemoryLabels,
         }
         for name, double in doubles.items():
             patched.enter_context(patch(f"producers.admin.app.{name}", double))
@@ -269,7 +373,7 @@ def test_no_call_is_answered_otherwise_than_documented(probe: Probe, route: Rout
 
 
 def test_the_usual_calls_are_answered(probe: Probe) -> None:
-    name = {"tenant": "acme"}
+    name, run = {"tenant": "acme"}, {"run_id": RUN.run_id}
     for route, parts, status in (
         (("GET", "/v1/admin/tenants"), {}, 200),
         (("GET", "/v1/admin/tenants/{tenant}"), {"path_parameters": name}, 200),
@@ -297,6 +401,15 @@ def test_the_usual_calls_are_answered(probe: Probe) -> None:
         (("GET", "/v1/admin/drift/{finding_id}"), {"path_parameters": {"finding_id": FINDING.finding_id}}, 200),
         (("GET", "/v1/admin/drift/{finding_id}"), {"path_parameters": {"finding_id": "drift-" + "f" * 16}}, 404),
         (("GET", "/v1/admin/dead-letters"), {}, 200),
+        (("GET", "/v1/admin/evaluations/{tenant}/sets"), {"path_parameters": name}, 200),
+        (("GET", "/v1/admin/evaluations/{tenant}/runs"), {"path_parameters": name}, 200),
+        (("GET", "/v1/admin/evaluations/{tenant}/runs/{run_id}"), {"path_parameters": name | run}, 200),
+        (("GET", "/v1/admin/evaluations/{tenant}/schedules"), {"path_parameters": name}, 200),
+        (("GET", "/v1/admin/evaluations/{tenant}/judges"), {"path_parameters": name}, 200),
+        (("POST", "/v1/admin/labels/{tenant}/lease"), {"path_parameters": name}, 200),
+        (("POST", "/v1/admin/labels/{tenant}/lease"), {"path_parameters": {"tenant": "denied"}}, 409),
+        (("GET", "/v1/admin/labels/{tenant}/statistics"), {"path_parameters": name}, 200),
+        (("GET", "/v1/admin/labels/{tenant}/export"), {"path_parameters": name}, 200),
         (("DELETE", "/v1/admin/keys/{key_id}"), {"path_parameters": {"key_id": "f" * 16}}, 404),
     ):
         assert probe.call(route, **parts).status_code == status, route

@@ -69,6 +69,9 @@ def _contents(operation: dict[str, Any]) -> list[dict[str, Any]]:
         ("audit", ("_deployment", None, None, None, None, None), 2**63),
         ("tenants", "_deployment", "a\0"),
         ("models", "_deployment", "m\0"),
+        ("evaluations/acme/sets", ("_deployment", "acme", None), ("a\0", 1)),
+        ("evaluations/acme/runs", ("_deployment", "acme", None, None), (2**63, "a")),
+        ("labels/acme/export", ("_deployment", "acme", "evaluation", None), (1, "a\0")),
     ],
 )
 def test_a_cursor_that_postgres_cannot_hold_is_an_error_of_the_caller(

@@ -72,6 +72,16 @@ def test_the_request_is_published_as_it_is_under_its_id(client: Client, producer
     )
 
 
+def test_an_offline_client_publishes_and_cancels_on_the_topic_of_offline_requests(kafka: FakeConnector) -> None:
+    with Client("acme", offline=True, connector=kafka) as client:
+        handle = submit(client)
+        assert (handle.topic, handle.reply_to) == ("backfill.acme", "replies.acme")
+        kafka.made_producer.acknowledge()
+        handle.cancel()
+    assert {sent.topic for sent in kafka.made_producer.sent} == {"backfill.acme"}
+    assert len(kafka.made_producer.sent) == 2
+
+
 def test_a_service_is_answered_on_its_own_topic(kafka: FakeConnector) -> None:
     with Client("acme", service="billing", connector=kafka) as client:
         handle = submit(client)

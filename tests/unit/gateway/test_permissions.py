@@ -74,9 +74,9 @@ def test_the_table_names_every_permission_role_and_scope() -> None:
     assert {*scoped} | OF_EVERY_SCOPE == {*Permission}
 
 
-def test_a_payload_needs_a_grant_unless_the_role_is_admin() -> None:
-    wanted = Permission.DEAD_LETTERS_PAYLOAD
-    assert {wanted} == GRANTABLE
+@pytest.mark.parametrize("wanted", sorted(GRANTABLE))
+def test_what_tenants_wrote_needs_a_grant_unless_the_role_is_admin(wanted: Permission) -> None:
+    assert {Permission.DEAD_LETTERS_PAYLOAD, Permission.LABELS_JUDGE} == GRANTABLE
     for role in DEPLOYMENT_ROLES:
         assert (wanted in role_permissions(DEPLOYMENT, role)) is (role is Role.ADMIN)
         assert wanted in role_permissions(DEPLOYMENT, role, {wanted})

@@ -32,7 +32,7 @@ from producers.gateway.server import GatewayServer
 from tests.kit.native_kit import ID, Bench, decided
 from tests.kit.native_socket import following, said
 from tests.kit.native_socket import socket as websocket_of
-from tests.kit.openai_kit import KEY, MODEL, accept, authenticate, models_of
+from tests.kit.openai_kit import KEY, MODEL, accept, authenticate, may_name, models_of
 from tests.kit.submitter_doubles import Chunks, Log, Recorded
 from tests.kit.waiting import eventually
 
@@ -60,7 +60,14 @@ class Gateway:
         error_responses.install(self.app)
         idempotency = Idempotency(LocalClaims(), recorded.find)
         deps = OpenAIDeps(
-            self.submitter, authenticate, idempotency, TIMEOUT_S, accept, models_of=models_of, keep_alive_s=0.05
+            self.submitter,
+            authenticate,
+            idempotency,
+            TIMEOUT_S,
+            accept,
+            models_of=models_of,
+            may_name=may_name,
+            keep_alive_s=0.05,
         )
         self.app.include_router(router(deps))
 

@@ -4,6 +4,7 @@ from fairlane.evaluation_records import EvaluationMark
 from fairlane.names import EVALUATION_REPLIES, EVALUATION_TENANT
 from fairlane.records import ConversationTurn, InferenceReply, Message, Output, SourceCoordinate, Timings
 from fairlane.schema_files import default_codec
+from fairlane_server.erasure.erasures import ERASURE_LOCK
 from stream_processors.recorder.erased import (
     CONVERSATION,
     REQUEST,
@@ -13,7 +14,6 @@ from stream_processors.recorder.erased import (
     subjects,
 )
 from stream_processors.recorder.projection import LogRecord, Projection, project
-from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import EVALUATION_RESULTS, RESULTS, TURNS
 
 

@@ -77,6 +77,31 @@ def test_a_request_may_name_a_version_or_an_alias(reference: str, found: tuple[s
     assert chosen(catalog().choose(request(reference), "acme", 0)) == found
 
 
+@pytest.mark.parametrize(
+    ("reference", "version"),
+    [
+        ("words", "1"),
+        ("words/2", "2"),
+        ("words@candidate", "2"),
+        ("words/3", None),
+        ("words@stopped", None),
+        ("words/9", None),
+        ("words@none", None),
+        ("other", None),
+        ("other/1", None),
+        ("other@champion", None),
+        ("words/", None),
+        ("words@", None),
+        ("words/2@champion", None),
+        ("words@candidate/2", None),
+    ],
+)
+def test_a_reference_names_one_version_or_none(reference: str, version: str | None) -> None:
+    aliases = {"champion": "1", "candidate": "2", "stopped": "3"}
+    found = catalog(aliases=aliases, stopped=("3",)).named(reference)
+    assert (None if found is None else found.version) == version
+
+
 def test_what_an_arm_cannot_serve_goes_to_the_champion() -> None:
     only = {("1", "champion"), ("1", "old")}
     assert arms(catalog(stopped=("2",))) == only

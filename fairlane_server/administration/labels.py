@@ -7,7 +7,7 @@ from typing import Any
 
 from fairlane_server.administration.events import AdminAudit, AdminEvent, AdminEventKind
 from fairlane_server.labelling.decisions import ItemOutcome, ReviewerStatistics
-from fairlane_server.labelling.exports import evaluation_line, fine_tuning_lines
+from fairlane_server.labelling.exports import AgreedItem, evaluation_line, fine_tuning_lines
 from fairlane_server.labelling.queue import LabelQueue, LabelTask
 
 MOST_PAGE_CHARS = 4_194_304
@@ -76,14 +76,18 @@ class TenantLabels:
                 if seen and (seen == most or chars > MOST_PAGE_CHARS):
                     return ExportPage(lines, left_out, after)
                 after, seen = (item.closed_at_ms, item.request_id), seen + 1
-                if not is_chat:
-                    lines.append(evaluation_line(item, tenant))
-                elif (made := fine_tuning_lines(item, tenant)) is not None:
-                    lines.append({"example": dict(made.example), "provenance": dict(made.provenance)})
-                else:
+                line = _chat_line(item, tenant) if is_chat else evaluation_line(item, tenant)
+                if line is None:
                     left_out += 1
+                else:
+                    lines.append(line)
                 chars += len(str(item.input)) + len(str(item.output))
         return ExportPage(lines, left_out, None)
 
     def _note(self, kind: AdminEventKind, tenant: str, author: str, details: dict[str, Any]) -> None:
         self._audit.note(AdminEvent(kind, tenant, author, details=details))
+
+
+def _chat_line(item: AgreedItem, tenant: str) -> dict[str, Any] | None:
+    made = fine_tuning_lines(item, tenant)
+    return None if made is None else {"example": dict(made.example), "provenance": dict(made.provenance)}

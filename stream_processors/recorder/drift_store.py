@@ -14,8 +14,8 @@ from fairlane_server.drift.figures import REFUSAL_CHARS, STATISTICS, AnsweredReq
 from fairlane_server.drift.monitor import DriftFinding, StatisticMonitor
 from fairlane_server.drift.stored import block_of, monitors_of, plain_block, plain_monitors
 from fairlane_server.drift.streams import DriftStream, OpenBlock, StreamKey
+from fairlane_server.erasure.erasures import ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection
-from stream_processors.recorder.store import ERASURE_LOCK
 from stream_processors.recorder.tables import json_text
 
 APPLICATION_NAME = "fairlane-drift-watch"

@@ -32,7 +32,7 @@ from fairlane_server.evaluation.stored_runs import JudgeUse, RunHead, RunResult,
 from fairlane_server.labelling.queue import LabelError, UnknownLabelItemError
 from fairlane_server.postgres.connection import ALL_TENANTS, act_for, connect
 from stream_processors.recorder.evaluation_watch import EvaluationWatch
-from tests.integration.test_labels import Rig, request_id
+from tests.kit.label_kit import LabelBench, request_id
 from tests.kit.stack import PostgresServer
 
 pytestmark = [pytest.mark.full, pytest.mark.broker]
@@ -88,8 +88,8 @@ def schedules(migrated: PostgresServer) -> Iterator[EvaluationSchedules]:
 
 
 @pytest.fixture
-def rig(migrated: PostgresServer) -> Iterator[Rig]:
-    made = Rig(migrated)
+def rig(migrated: PostgresServer) -> Iterator[LabelBench]:
+    made = LabelBench(migrated)
     yield made
     made.close()
 
@@ -161,7 +161,7 @@ def test_another_tenant_sees_nothing(sets: EvaluationSets, runs: EvaluationRuns,
         assert connection.execute("SELECT * FROM evaluation_examples").fetchall() == []
 
 
-def test_a_set_of_labels_needs_consent_and_is_of_its_own_tenant(sets: EvaluationSets, rig: Rig) -> None:
+def test_a_set_of_labels_needs_consent_and_is_of_its_own_tenant(sets: EvaluationSets, rig: LabelBench) -> None:
     with pytest.raises(EvaluationStoreError, match="does not allow evaluation"):
         sets.add("rated", made_of(1), "me")
     rig.allow("acme", evaluation="denied")
@@ -177,7 +177,7 @@ def test_a_set_of_labels_needs_consent_and_is_of_its_own_tenant(sets: Evaluation
     assert "reviewers" not in json.dumps(sets.lines("rated", 1)), "who judged is not part of it"
 
 
-def test_without_consent_examples_of_requests_go(sets: EvaluationSets, rig: Rig) -> None:
+def test_without_consent_examples_of_requests_go(sets: EvaluationSets, rig: LabelBench) -> None:
     rig.allow("acme")
     sets.add("rated", made_of(1), "me")
     sets.add("written", lines("a"), "me")
@@ -188,7 +188,7 @@ def test_without_consent_examples_of_requests_go(sets: EvaluationSets, rig: Rig)
 
 
 def test_an_erasure_reaches_examples_and_what_runs_answered_to_them(
-    sets: EvaluationSets, runs: EvaluationRuns, rig: Rig, migrated: PostgresServer
+    sets: EvaluationSets, runs: EvaluationRuns, rig: LabelBench, migrated: PostgresServer
 ) -> None:
     rig.allow("acme")
     rig.answered(1, 2)
@@ -438,7 +438,7 @@ def test_the_admin_api_adds_reads_and_compares_as_its_role(migrated: PostgresSer
     ]
 
 
-def test_labels_are_judged_and_exported_over_the_admin_api(migrated: PostgresServer, rig: Rig) -> None:
+def test_labels_are_judged_and_exported_over_the_admin_api(migrated: PostgresServer, rig: LabelBench) -> None:
     with AdminAudit(migrated.admin_dsn) as audit:
         office = TenantLabels(migrated.admin_dsn, audit)
         with pytest.raises(LabelError, match="does not allow evaluation"):

@@ -220,13 +220,13 @@ def _ranks(values: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 
 
 def _of_vectors(original: Any, copy: Any) -> Agreement | None:
-    values = _matrix(original), _matrix(copy)
-    if values[0] is None or values[1] is None or values[0].shape != values[1].shape or values[0].ndim != 2:
+    one, other = _matrix(original), _matrix(copy)
+    if one is None or other is None or one.shape != other.shape or one.ndim != 2:
         return None
-    lengths = [np.linalg.norm(one, axis=1) for one in values]
+    lengths = np.linalg.norm(one, axis=1), np.linalg.norm(other, axis=1)
     if not (lengths[0].all() and lengths[1].all()):
         return None
-    cosines = np.einsum("ij,ij->i", values[0] / lengths[0][:, None], values[1] / lengths[1][:, None])
+    cosines = np.einsum("ij,ij->i", one / lengths[0][:, None], other / lengths[1][:, None])
     mean = float(cosines.mean())
     return Agreement(float(bool(cosines.min() >= _SAME_COSINE)), min(1.0, max(0.0, mean)))
 

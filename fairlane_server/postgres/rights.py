@@ -141,8 +141,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "feedback": "SELECT, INSERT, UPDATE, DELETE",
             # Items are made of results, and go with the consent of their tenant, as results of copies do.
             "label_items": "SELECT (tenant, request_id, state), INSERT, DELETE",
-            "evaluation_results": "SELECT (run, tenant, request_id, arm, log_topic, log_partition, log_offset, "
-            "replies_seen), INSERT, UPDATE (replies_seen), DELETE",
+            "evaluation_results": "SELECT (run, tenant, request_id, arm, source_topic, source_partition, "
+            "source_offset, log_topic, log_partition, log_offset, replies_seen), INSERT, UPDATE (replies_seen), DELETE",
             "tenants": "SELECT, INSERT, UPDATE, DELETE",
             "model_versions": "SELECT, INSERT, UPDATE, DELETE",
             # Of a recorder of an older version.

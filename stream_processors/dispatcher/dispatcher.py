@@ -225,15 +225,8 @@ class Dispatcher:
         else:
             self.output.counts.decided(queued.tenant, Decision.DISPATCHED)
         admission_inputs, degraded = self.output.take_admission(claim)
-        outputs = self.output.writer.dispatched(
-            *(
-                replace(turn, item=queued),
-                now_ms,
-                admission_inputs,
-                reserved_nanos,
-                self.evaluation.sample(queued, now_ms),
-            )
-        )
+        turn, sampled = replace(turn, item=queued), self.evaluation.sample(queued, now_ms)
+        outputs = self.output.writer.dispatched(turn, now_ms, admission_inputs, reserved_nanos, sampled)
         return Settlement(claim, (*outputs, *degraded))
 
     def _correct_cost(self, before: QueuedRequest, enriched: QueuedRequest) -> None:

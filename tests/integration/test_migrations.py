@@ -57,6 +57,7 @@ REVISIONS = (
     "0028",
     "0029",
     "0030",
+    "0031",
 )
 AUDIT = (
     "INSERT INTO audit_logs VALUES ('ledger.audit', 0, %s, 'id', %s, 'accepted', 'me', 1, 's', 0, 0, NULL, NULL, '{}')"

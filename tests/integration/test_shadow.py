@@ -52,6 +52,10 @@ def counts(dsn: str, table: str, tenant: str) -> int:
         return int(row[0]) if row else 0
 
 
+def wait_for_rows(dsn: str, table: str, tenant: str, count: int) -> None:
+    eventually(lambda: counts(dsn, table, tenant) == count, what=f"{count} rows of {tenant} in {table}")
+
+
 def test_copies_reach_the_results_of_evaluation_and_nothing_of_the_tenant(
     pipeline: Pipeline, migrated: PostgresServer
 ) -> None:
@@ -88,11 +92,9 @@ def test_copies_reach_the_results_of_evaluation_and_nothing_of_the_tenant(
         replies.read_to_end()
         assert replies.counts == dict.fromkeys(wanted, 1)
         whole = pipeline.tenant(tenant)
-        eventually(lambda whole=whole, wanted=wanted: counts(migrated.owner_dsn, "results", whole) == len(wanted))
-        eventually(lambda whole=whole, wanted=wanted: counts(migrated.owner_dsn, "usage", whole) == len(wanted))
-    eventually(
-        lambda: counts(migrated.owner_dsn, "usage", names.EVALUATION_TENANT) == len(made), what="usage of copies"
-    )
+        for table in ("results", "usage"):
+            wait_for_rows(migrated.owner_dsn, table, whole, len(wanted))
+    wait_for_rows(migrated.owner_dsn, "usage", names.EVALUATION_TENANT, len(made))
     assert counts(migrated.owner_dsn, "results", names.EVALUATION_TENANT) == 0
 
     settings = Settings(postgres_dsn=migrated.operator_dsn)

@@ -5,16 +5,15 @@ gives them what is left when no request of a tenant waits for their pool (``Sche
 """
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from fairlane.ownership import Claim
 from stream_processors.dispatcher.scheduling.backlog_statistics import Schedulable
 
 ItemT = TypeVar("ItemT", bound=Schedulable)
 
-_Line = OrderedDict[Claim, ItemT]
+_Line = OrderedDict[Hashable, ItemT]
 
 
 @dataclass(slots=True)

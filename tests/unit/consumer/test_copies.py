@@ -8,6 +8,7 @@ import pytest
 from fairlane.evaluation_records import EvaluationMark
 from fairlane.names import DEAD_LETTER_WORK, EVALUATION_REPLIES, EVALUATION_TENANT, LEDGER_USAGE
 from fairlane.outcomes import Code, Health
+from fairlane.records import InferenceReply
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engine_process.messages import Finished, Loaded, RunEnded, RunStep
@@ -56,11 +57,6 @@ class CopyBench(DriverBench):
             finished = tuple(Finished(index, outcome) for index in range(len(items)))
             self.driver.engine_stepped(self.other, RunStep(run_id, (), finished))
         self.driver.engine_ended(self.other, RunEnded(run_id, 0.1, problem=problem))
-
-    def die(self) -> None:
-        self.driver.engine_died(self.other, CRASHED)
-        self.other.life += 1
-        self.driver.engine_loaded(self.other, Loaded("fake", continuous=False, seconds=0.1))
 
     @property
     def ends(self) -> list[tuple[str, str, str | None]]:
@@ -184,7 +180,7 @@ def test_a_copy_whose_time_is_over_is_dropped() -> None:
     settled = AnswerWriter(bench.driver.settler.answers.codec, "consumer-1").expired(expired, bench.now_ms)
     record = settled.outputs[0]
     assert isinstance(record, OutputRecord)
-    reply = bench.driver.settler.answers.codec.decode(record.value)
+    reply = bench.driver.settler.answers.codec.decode_as(InferenceReply, record.value)
     assert (record.topic, reply.outcome, reply.evaluation) == (
         *(EVALUATION_REPLIES, "expired"),
         expired.item.evaluation,

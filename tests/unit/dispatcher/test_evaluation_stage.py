@@ -363,9 +363,21 @@ def test_usage_of_a_copy_makes_room_and_teaches_nothing_about_requests() -> None
     bench.give(request(1), request(2))
     assert [one.inputs["shadow"] for one in bench.audit()] == ["copied", "concurrency"]
     usage = UsageEvent(
-        *(copy_id(SHADOW.run, "candidate", "acme", request(1).request_id), names.EVALUATION_TENANT, "pool", "words"),
-        *("2", "low", "ok", None, 5, 4, 0, 13, 1_000_000, NOW_MS),
-        SourceCoordinate("priority.pool.low", 0, 0),
+        request_id=copy_id(SHADOW.run, "candidate", "acme", request(1).request_id),
+        tenant=names.EVALUATION_TENANT,
+        pool="pool",
+        model="words",
+        model_version="2",
+        priority_class="low",
+        outcome="ok",
+        code=None,
+        prompt_tokens=5,
+        completion_tokens=4,
+        cached_tokens=0,
+        cost_tokens=13,
+        engine_ms=1_000_000,
+        occurred_at_ms=NOW_MS,
+        work=SourceCoordinate("priority.pool.low", 0, 0),
     )
     costs = bench.dispatcher.registry.costs
     before = costs.estimate("acme", MODEL, 100, 4)

@@ -88,7 +88,8 @@ def test_no_bound_is_ever_exceeded(
     dispatchers: int,
 ) -> None:
     shadow = replace(SHADOW, max_share=max_share, max_tokens_per_s=max_tokens_per_s, max_concurrent=max_concurrent)
-    bounds, now_ms, under_way, spent, dearest = ShadowBounds(), 0, [], 0, 0
+    bounds, now_ms, spent, dearest = ShadowBounds(), 0, 0, 0
+    under_way: list[tuple[str, int]] = []
     pressure = replace(CALM, dispatchers=dispatchers)
     rate = min(max_share * 1_000.0, max_tokens_per_s or float("inf")) / dispatchers / 1_000
     for number, (gap_ms, cost, is_loaded, ends) in enumerate(steps):

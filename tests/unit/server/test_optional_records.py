@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from confluent_kafka import KafkaError
@@ -19,6 +20,10 @@ def bench() -> Iterator[Bench]:
     yield made
     for loop in made.loops:
         loop.stop(5.0)
+
+
+def is_told(bench: Bench, count: int) -> bool:
+    return len(bench.told) == count
 
 
 def with_copies(bench: Bench, *offsets: int) -> list[Settlement]:
@@ -48,7 +53,7 @@ def test_one_that_its_topic_refuses_is_left_out_and_the_rest_is_committed_at_onc
     # Not tried again with every transaction.
     for offset in range(8, 12):
         loop.submit_many(with_copies(bench, offset))
-        eventually(lambda wanted=offset + 1: len(bench.told) == wanted)
+        eventually(partial(is_told, bench, offset + 1))
     assert bench.producer.begun <= begun + 4
     assert len(bench.producer.aborted) <= 1
     assert loop.blocked_count == 0

@@ -1,5 +1,6 @@
 """The control topic of models: their versions and routes, each under the reference by which a request can name it."""
 
+import threading
 from collections.abc import Callable, Mapping
 
 from fairlane.codec import Codec
@@ -45,6 +46,33 @@ class PublishedModels:
 
     def _changed(self, published: Mapping[str, ModelRecord]) -> None:
         self.catalog = ModelCatalog.of(self._usable.usable(published))
+
+
+class FollowedModels:
+    """The published models for a thread that looks now and then: followed from the first look on, and anew after
+    following has ended by itself. For one thread."""
+
+    def __init__(self, settings: KafkaSettings, codec: Codec) -> None:
+        self._settings = settings
+        self._codec = codec
+        self._models: PublishedModels | None = None
+        self._is_lost = threading.Event()
+
+    def catalog(self) -> ModelCatalog:
+        """As it is now. Raises FeedUnavailableError."""
+        if self._is_lost.is_set():
+            self.stop()
+            self._is_lost.clear()
+        if self._models is None:
+            models = PublishedModels(self._settings, self._codec, lambda _error: self._is_lost.set())
+            models.start()
+            self._models = models
+        return self._models.catalog
+
+    def stop(self) -> None:
+        if self._models is not None:
+            self._models.stop()
+            self._models = None
 
 
 def check_model(key: str, record: ModelRecord) -> None:

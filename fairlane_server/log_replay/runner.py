@@ -18,7 +18,7 @@ from fairlane.codec import Codec
 from fairlane.logs import get_logger
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
-from fairlane_server.control.published_models import PublishedModels
+from fairlane_server.control.published_models import FollowedModels
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.log_replay.copier import MAX_AGE_MS, ProgressLostError, ReplayCopier
@@ -96,9 +96,7 @@ class LogReplayRunner:
         dsn = settings.postgres_dsn.get_secret_value()
         self._leadership = Leadership(dsn, APPLICATION_NAME, LEADER_LOCK)
         self._journal = ReplayJournal(dsn)
-        self._models: PublishedModels | None = None
-        self._lost = threading.Event()
-        """Set when following the models ended by itself."""
+        self._models = FollowedModels(settings, codec)
         self._active: dict[str, _Active] = {}
         self._troubled: dict[str, _Trouble] = {}
         """By replay; "" is what all need."""
@@ -130,7 +128,7 @@ class LogReplayRunner:
             self._on_failure(error)
         finally:
             self._let_go()
-            self._forget_models()
+            self._models.stop()
             self._journal.close()
 
     def _look(self) -> bool:
@@ -145,7 +143,7 @@ class LogReplayRunner:
             self._fails("", f"Postgres: {reason(error)}" if isinstance(error, psycopg.Error) else str(error))
             return False
         try:
-            catalog = self._followed().catalog
+            catalog = self._models.catalog()
         except FeedUnavailableError as error:
             self._fails("", f"Kafka: {error}")
             return False
@@ -281,22 +279,6 @@ class LogReplayRunner:
         replays_before_ms = now - 1_000 * self._settings.audit_ttl_s
         is_more = self._journal.forget(results_before_ms, min(results_before_ms, replays_before_ms))
         self._forget_at_s = monotonic() + (_INTERVAL_S if is_more else _FORGET_EVERY_S)
-
-    def _followed(self) -> PublishedModels:
-        """The published models; follows them from the first call on. Raises FeedUnavailableError."""
-        if self._lost.is_set():
-            self._forget_models()
-            self._lost.clear()
-        if self._models is None:
-            models = PublishedModels(self._settings, self._codec, lambda _error: self._lost.set())
-            models.start()
-            self._models = models
-        return self._models
-
-    def _forget_models(self) -> None:
-        if self._models is not None:
-            self._models.stop()
-            self._models = None
 
     def _let_go(self) -> None:
         """Carry out nothing any more: another process leads, or this one ends."""

@@ -18,7 +18,7 @@ from fairlane.logs import get_logger
 from fairlane.records import ModelRoute
 from fairlane.schema_registry import RegistryError
 from fairlane.settings import Settings
-from fairlane_server.control.published_models import PublishedModels
+from fairlane_server.control.published_models import FollowedModels
 from fairlane_server.control.route_change import change_route
 from fairlane_server.kafka.cluster_admin import ClusterError
 from fairlane_server.kafka.feeds import FeedUnavailableError
@@ -63,9 +63,7 @@ class RolloutController:
             _CALL_TIMEOUT_S,
             server_timeouts_s={"statement_timeout": _CALL_TIMEOUT_S},
         )
-        self._models: PublishedModels | None = None
-        self._lost = threading.Event()
-        """Set when following the models ended by itself."""
+        self._models = FollowedModels(settings, codec)
         self._latest: Mapping[str, StepVerdict] = {}
         self._shown: set[str] = set()
         self._troubled: set[str] = set()
@@ -96,13 +94,13 @@ class RolloutController:
         except Exception as error:  # noqa: BLE001 - handed to the owner
             self._on_failure(error)
         finally:
-            self._forget_models()
+            self._models.stop()
             self._kept.close()
 
     def _look(self) -> None:
         """Judge every rollout once. One that cannot be judged keeps no other from it."""
         try:
-            routes = self._followed().catalog.routes
+            routes = self._models.catalog().routes
         except FeedUnavailableError as error:
             self._failed("Kafka", str(error))
             return
@@ -170,22 +168,6 @@ class RolloutController:
             step=made.rollout.step,
             findings=[asdict(finding) for finding in verdict.findings],
         )
-
-    def _followed(self) -> PublishedModels:
-        """The published models; follows them from the first call on. Raises FeedUnavailableError."""
-        if self._lost.is_set():
-            self._forget_models()
-            self._lost.clear()
-        if self._models is None:
-            models = PublishedModels(self._settings, self._codec, lambda _error: self._lost.set())
-            models.start()
-            self._models = models
-        return self._models
-
-    def _forget_models(self) -> None:
-        if self._models is not None:
-            self._models.stop()
-            self._models = None
 
     def _failed(self, server: str, why: str) -> str:
         metrics.ROLLOUT_LOOKS_FAILED.labels(server=server).inc()

@@ -34,7 +34,7 @@ from fairlane_server.drift.monitor import CALIBRATION_BLOCKS, REFERENCE_BLOCKS
 
 NAME = "drift"
 RUNS = 10
-DAYS = 10
+DAYS = 5
 SEED = 58
 HOW = f"{RUNS} simulated streams of each kind; the same on every machine"
 

@@ -212,6 +212,8 @@ def test_a_change_of_answers_becomes_a_finding_with_samples_an_alarm_and_items_t
     assert queued == [(one, "drift") for one in sorted(samples)]
 
     monkeypatch.setenv("POSTGRES_DSN", rig.server.operator_dsn)
+    # The log of the watch.
+    capsys.readouterr()
 
     def run(*arguments: str, code: int = 0) -> Any:
         with pytest.raises(SystemExit) as ended:
@@ -257,7 +259,8 @@ def test_languages_and_refusals_are_found_and_go_with_the_consent(rig: Rig) -> N
     rig.watch.look()
     assert rig.tables.rows(FINDINGS) == []
     assert rig.tables.rows("SELECT count(*) FROM drift_samples") == [(0,)]
-    assert rig.tables.rows("SELECT count(*) FROM drift_streams") == [(0,)]
+    assert rig.tables.rows("SELECT DISTINCT has_payload FROM drift_streams") == [(False,)]
+    assert rig.phases("2").keys() | rig.phases("").keys() <= {"output_tokens", "prompt_tokens"}
 
 
 def test_an_erasure_takes_samples_and_nothing_erased_becomes_one(rig: Rig) -> None:

@@ -279,6 +279,7 @@ def test_the_language_model_that_ships_is_no_judge_and_its_calibration_says_so(b
     made = bench.run("judge", "calibrate", "rated", "--judge", model, "--rubric", rubric)["calibration"]
     agreement = made["agreement"]
     assert agreement["examples"] == 40
-    assert agreement["refusal"] is not None, agreement
+    print(f"kappa of the language model that ships: {agreement}")  # noqa: T201 - shown with -s, or when it fails
+    assert agreement["refusal"] is not None
     judged = ("run", "rated", "--model", model, "--scorer", "judge", "--judge", model, "--rubric", rubric)
     assert agreement["refusal"] in bench.run(*judged, code=1)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim
 from inference_consumers.batching.micro_batch import MicroBatch, MicroBatcher
-from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.engine_process.states import EngineStates
 from inference_consumers.results.retries import Again, PendingRetries
 
@@ -37,6 +37,11 @@ class WaitingWork:
     def take_expired(self, now_ms: int) -> list[ReceivedWork]:
         again = self.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
         return [*self.batcher.take_expired(now_ms), *again]
+
+    @property
+    def waiting_models(self) -> set[ModelKey]:
+        """The versions that something waits for."""
+        return self.retries.waiting_models.union(self.batcher.waiting_models)
 
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
         return [*self.batcher.take(condition), *self.retries.take(condition)]

@@ -23,12 +23,13 @@ import msgspec
 from fairlane.outcomes import Code
 from fairlane_server.processes.core_files import no_core_file
 from fairlane_server.processes.parent import die_with_parent
-from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end, problem_of
+from inference_consumers.engine_process.failures import is_end_of_engine, lacks_memory, name_of_end, problem_of
 from inference_consumers.engine_process.messages import (
     Cancel,
     Channel,
     Close,
     Died,
+    EngineMemory,
     Finished,
     Loaded,
     LoadFailed,
@@ -39,6 +40,8 @@ from inference_consumers.engine_process.messages import (
     Text,
     to_engine,
 )
+from inference_consumers.engine_process.process_facts import held_bytes
+from inference_consumers.engine_process.smoke_set import check_smoke_set
 from inference_consumers.engines.protocol import (
     ContinuousEngine,
     Engine,
@@ -204,11 +207,13 @@ class _EngineProcess:
         try:
             engine = self._create(spec)
             engine.load()
+            check_smoke_set(engine, spec)
         except EngineLoadError as error:
             # One line, for a log: libraries explain at length.
-            self._channel.write(LoadFailed(" ".join(str(error).split())))
+            self._channel.write(LoadFailed(" ".join(str(error).split()), no_room=lacks_memory(error)))
             return None
-        self._channel.write(Loaded(engine.name, _is_continuous(engine), monotonic() - started))
+        seconds = monotonic() - started
+        self._channel.write(Loaded(engine.name, _is_continuous(engine), seconds, _memory_of(engine)))
         return engine
 
     def _read(self) -> None:
@@ -300,3 +305,13 @@ def _free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _memory_of(engine: Engine) -> EngineMemory:
+    main_bytes, fills_device = held_bytes(os.getpid()), bool(getattr(engine, "fills_device", False))
+    torch = sys.modules.get("torch")
+    # An engine that uses no GPU here must not begin to: a context alone takes hundreds of megabytes.
+    if torch is None or not torch.cuda.is_initialized():
+        return EngineMemory(main_bytes, fills_device=fills_device)
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return EngineMemory(main_bytes, torch.cuda.memory_reserved(), free_bytes, fills_device)

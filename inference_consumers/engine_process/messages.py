@@ -29,18 +29,34 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """Finish what runs, and end. Nothing is run that comes after this."""
 
 
+class EngineMemory(msgspec.Struct, frozen=True):
+    """What an engine's process and its children hold, in bytes of the machine's memory and of its GPU's.
+
+    ``device_free_bytes`` is what the GPU has left; None without one. ``fills_device``: the engine took a fixed part of
+    the GPU, whatever the size of its model.
+    """
+
+    main_bytes: int = 0
+    device_bytes: int = 0
+    device_free_bytes: int | None = None
+    fills_device: bool = False
+
+
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The engine is loaded and warm."""
 
     name: str
     continuous: bool
     seconds: float
+    memory: EngineMemory = EngineMemory()
 
 
 class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be served, and trying again would not help; the process ends."""
+    """The model cannot be served, and trying again would not help; the process ends. ``no_room``: it may help when
+    there is more memory."""
 
     message: str
+    no_room: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -77,6 +77,9 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
     def error(self, reason: str) -> "EngineLoadError":
         return EngineLoadError(f"{self.model.model}: {reason}")
 
+    def no_room(self, reason: str) -> "NoRoomError":
+        return NoRoomError(f"{self.model.model}: {reason}")
+
 
 @frozen_dataclass(frozen=True, slots=True)
 class EngineItem:
@@ -208,6 +211,10 @@ class Problem:
 
 class EngineLoadError(Exception):
     """The model cannot be loaded: names the model, the path and the reason."""
+
+
+class NoRoomError(EngineLoadError):
+    """There is not enough memory for the model."""
 
 
 class TransientEngineError(Exception):

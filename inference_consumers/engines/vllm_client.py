@@ -119,6 +119,13 @@ def create_async_llm(spec: EngineSpec, stat_loggers: Sequence[Callable[..., Any]
     return AsyncLLM(config, executor, log_stats=True, log_requests=False, stat_loggers=list(stat_loggers))
 
 
+def fills_device() -> bool:
+    """Whether vLLM takes a fixed part of a GPU (``gpu_memory_utilization``)."""
+    from vllm.platforms import current_platform
+
+    return not current_platform.is_cpu()
+
+
 def end_async_llm(engine: Any) -> None:
     engine.shutdown(timeout=0)
     # It shuts down once more when it is deleted, and cannot at the end of the interpreter.

@@ -72,7 +72,7 @@ class VersionKeeper:
     """Versions on their way out, and since when they are hidden."""
     _failed: dict[ModelKey, tuple[ModelVersion, str]] = field(default_factory=dict)
     """With the record that failed: another record is tried anew."""
-    _unwanted_since_ms: dict[ModelKey, int] = field(default_factory=dict)
+    _unneeded_since_ms: dict[ModelKey, int] = field(default_factory=dict)
     _exchange: ModelKey | None = None
     """The version for which needed ones are given up."""
     _gave_up: bool = False
@@ -164,18 +164,19 @@ class VersionKeeper:
         self, catalog: ModelCatalog, wanted: tuple[WantedVersion, ...], loaded: Mapping[ModelKey, object], now_ms: int
     ) -> dict[ModelKey, bool]:
         """Loaded versions that are not wanted any more and stay for now, as in ``Situation``."""
-        unwanted = loaded.keys() - {one.key for one in wanted}
-        self._unwanted_since_ms = {key: self._unwanted_since_ms.get(key, now_ms) for key in unwanted}
-        kept = {}
-        for key, since_ms in self._unwanted_since_ms.items():
+        kept, since_ms = {}, {}
+        for key in loaded.keys() - {one.key for one in wanted}:
             if usable(catalog, self.pool, key) is None:
                 continue
             champion = champion_after(catalog, key)
             is_needed = champion is not None and not (
                 champion in loaded and self.others.all_others_have(version_key(*champion))
             )
-            if is_needed or now_ms - since_ms < self.keep_ms:
+            # The time begins when no consumer needs it any more.
+            since_ms[key] = now_ms if is_needed else self._unneeded_since_ms.get(key, now_ms)
+            if now_ms - since_ms[key] < self.keep_ms:
                 kept[key] = is_needed
+        self._unneeded_since_ms = since_ms
         return kept
 
     # What has happened

@@ -76,10 +76,6 @@ class Plan:
 
 def next_change(now: Situation) -> Plan:
     """The plan at this moment."""
-    wanted = {one.key for one in now.wanted}
-    for key in now.loaded:
-        if key not in wanted and key not in now.kept:
-            return Plan(Unload(key), {})
     missing: dict[ModelKey, VersionState] = {}
     ranks = {one.key: one.rank for one in now.wanted}
     goals = list(now.wanted)
@@ -104,8 +100,12 @@ def next_change(now: Situation) -> Plan:
         is_exchange = isinstance(step, Unload) and (step.key in ranks or now.kept.get(step.key, False))
         missing[goal.key] = VersionState.WAITING if is_exchange else VersionState.LOADING
         break
-    failed = {one.key: VersionState.FAILED for one in now.wanted if one.key in now.failed}
-    return Plan(None if now.is_busy else change, failed | missing, is_exchange)
+    missing = {one.key: VersionState.FAILED for one in now.wanted if one.key in now.failed} | missing
+    for key in now.loaded:
+        if key not in ranks and key not in now.kept:
+            # Whatever else is under way: it was withdrawn or stopped.
+            return Plan(Unload(key), missing)
+    return Plan(None if now.is_busy else change, missing, is_exchange)
 
 
 def _step(now: Situation, goal: WantedVersion, ranks: Mapping[ModelKey, Rank]) -> Load | Unload | VersionState:

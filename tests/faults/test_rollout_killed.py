@@ -18,7 +18,7 @@ from fairlane_server.control.route_change import change_route
 from fairlane_server.models.changes import Author
 from fairlane_server.models.rollout_arms import CANDIDATE_ARM
 from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
-from tests.kit.deployment import write_models
+from tests.kit.deployment import default_model
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
 from tests.kit.stack import PostgresServer
@@ -68,7 +68,10 @@ def pipeline(
     unique: str,
     migrated: PostgresServer,
 ) -> Iterator[Pipeline]:
-    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=SOON) as made:
+    champion = default_model(unique, f"{unique}-pool")
+    # In a pool of its own, whose engines are slow.
+    candidate = replace(champion, version="2", pool=f"{unique}-slow")
+    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, models=(champion, candidate), env=SOON) as made:
         yield made
 
 
@@ -83,13 +86,10 @@ def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment
     pipeline: Pipeline, migrated: PostgresServer, seed: int
 ) -> None:
     dice = random.Random(seed)
-    (old,) = pipeline.models
-    new = replace(old, version="2")
-    models_file = pipeline.folder / "models.yaml"
-    pipeline.control_models.publish([new])
+    old, new = pipeline.models
+    pipeline.control_models.publish([ModelRoute(old.model, 1, {"champion": "1", "candidate": "2"}, {})])
     pipeline.start(dispatchers=2, consumers=1)
-    write_models(models_file, [new])
-    pipeline.consumer(2, SLOW).wait_ready()
+    pipeline.consumer(2, SLOW, pool=new.pool).wait_ready()
     pipeline.recorder(postgres_dsn=migrated.recorder_dsn).wait_ready()
     for number in (1, 2):
         admin(pipeline, migrated.admin_dsn, number).wait_ready()

@@ -22,10 +22,10 @@ from inference_consumers.batching.waiting_work import WaitingWork
 from inference_consumers.cancellations import Cancellations
 from inference_consumers.capacity.measurement import BusyTime, BusyWindow, CapacityMeter
 from inference_consumers.engine_process.failures import EngineEnd
-from inference_consumers.engine_process.messages import Loaded, LoadFailed, RunEnded, RunStep
+from inference_consumers.engine_process.messages import Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import ActiveRun, EngineState, EngineStates, Host, engine_items
-from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, LoadFailed, Problem, Success
 from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, RunKey, concerns_answers
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare

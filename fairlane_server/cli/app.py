@@ -24,6 +24,7 @@ from fairlane_server.cli import (
     keys,
     labels,
     model_registry,
+    model_status,
     models,
     prices,
     rollouts,
@@ -65,6 +66,7 @@ app.add_typer(labels.app, name="labels")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
+models.models.command("status")(model_status.show_model_status)
 models.models.command("register")(model_registry.register_models)
 models.models.command("sync")(model_registry.sync_models)
 app.command("audit")(audit.audit_command)

@@ -183,6 +183,11 @@ class LoadBoard:
         else:
             self._consumers[report.instance_id] = _Consumer(seen_at_ms, report)
 
+    def consumers(self, now_ms: int) -> tuple[CapacityReport, ...]:
+        """The newest report of each consumer that is alive, by pool and name."""
+        alive = [one.report for one in self._consumers.values() if one.seen_at_ms >= now_ms - CAPACITY_TTL_MS]
+        return tuple(sorted(alive, key=lambda report: (report.pool, report.instance_id)))
+
     def dispatch(self, report: DispatchReport, seen_at_ms: int) -> None:
         """A dispatcher reported. An older report than its last one changes nothing."""
         known = self._dispatchers.get(report.instance_id)

@@ -36,7 +36,6 @@ from inference_consumers.engine_process.messages import (
     Died,
     FromEngine,
     Loaded,
-    LoadFailed,
     Metrics,
     Run,
     RunEnded,
@@ -44,7 +43,7 @@ from inference_consumers.engine_process.messages import (
     from_engine,
 )
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, held_bytes, is_stopped
-from inference_consumers.engines.protocol import EngineItem, EngineSpec, SimulatedCost
+from inference_consumers.engines.protocol import EngineItem, EngineSpec, LoadFailed, SimulatedCost
 from inference_consumers.engines.remote.endpoints import ModelEndpoints, endpoints_of
 from inference_consumers.engines.remote.endpoints_file import load_endpoints
 

@@ -8,7 +8,14 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from inference_consumers.engines.protocol import EngineItem, EngineSpec, ItemOutcome, Problem
+from inference_consumers.engines.protocol import (
+    EngineItem,
+    EngineMemory,
+    EngineSpec,
+    ItemOutcome,
+    LoadFailed,
+    Problem,
+)
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
@@ -29,19 +36,6 @@ class Close(msgspec.Struct, frozen=True, tag=True):
     """Finish what runs, and end. Nothing is run that comes after this."""
 
 
-class EngineMemory(msgspec.Struct, frozen=True):
-    """What an engine's process and its children hold, in bytes of the machine's memory and of its GPU's.
-
-    ``device_free_bytes`` is what the GPU has left; None without one. ``fills_device``: the engine took a fixed part of
-    the GPU, whatever the size of its model.
-    """
-
-    main_bytes: int = 0
-    device_bytes: int = 0
-    device_free_bytes: int | None = None
-    fills_device: bool = False
-
-
 class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The engine is loaded and warm."""
 
@@ -49,14 +43,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     continuous: bool
     seconds: float
     memory: EngineMemory = EngineMemory()
-
-
-class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be served, and trying again would not help; the process ends. ``no_room``: it may help when
-    there is more memory."""
-
-    message: str
-    no_room: bool = False
 
 
 class Finished(msgspec.Struct, frozen=True):

@@ -12,9 +12,15 @@ from fairlane.records import TokenUsage, WorkItem
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.capacity.measurement import MeasuredRun, measured
 from inference_consumers.engine_process.failures import EngineEnd
-from inference_consumers.engine_process.messages import EngineMemory, LoadFailed
 from inference_consumers.engine_process.stall_detection import RunWatch, StallTimeouts
-from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import (
+    EngineItem,
+    EngineMemory,
+    Failure,
+    ItemOutcome,
+    LoadFailed,
+    Success,
+)
 
 _ENGINE_PROBLEMS = frozenset({Code.POISON, Code.ENGINE_ERROR, Code.OVERLOADED})
 

@@ -209,6 +209,27 @@ class Problem:
     transient: bool = False
 
 
+class EngineMemory(msgspec.Struct, frozen=True):
+    """What an engine's process and its children hold, in bytes of the machine's memory and of its GPU's.
+
+    ``device_free_bytes`` is what the GPU has left; None without one. ``fills_device``: the engine took a fixed part of
+    the GPU, whatever the size of its model.
+    """
+
+    main_bytes: int = 0
+    device_bytes: int = 0
+    device_free_bytes: int | None = None
+    fills_device: bool = False
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served, and trying again would not help; the process ends. ``no_room``: it may help when
+    there is more memory."""
+
+    message: str
+    no_room: bool = False
+
+
 class EngineLoadError(Exception):
     """The model cannot be loaded: names the model, the path and the reason."""
 

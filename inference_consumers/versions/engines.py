@@ -8,8 +8,8 @@ from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.received_work import ModelKey
 from inference_consumers.driver import EngineDriver
 from inference_consumers.engine_process.host import EngineHost
-from inference_consumers.engine_process.messages import EngineMemory, LoadFailed
 from inference_consumers.engine_process.states import EngineState
+from inference_consumers.engines.protocol import EngineMemory, LoadFailed
 
 END_TIMEOUT_S = 2.0
 

@@ -15,7 +15,7 @@ from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.models.routes import version_key
 from fairlane_server.yaml_config import ConfigError
 from inference_consumers.batching.received_work import ModelKey
-from inference_consumers.engine_process.messages import LoadFailed
+from inference_consumers.engines.protocol import LoadFailed
 from inference_consumers.versions.engines import VersionEngines
 from inference_consumers.versions.measurement import MemoryBook
 from inference_consumers.versions.memory import FreeMemory, Memory
@@ -33,7 +33,7 @@ _MOST_REASON_CHARACTERS = 200
 
 
 class Others(Protocol):
-    """The other consumers of the pool; see :class:`inference_consumers.versions.members.PoolHeartbeats`."""
+    """The other consumers of the pool; see :class:`inference_consumers.versions.heartbeats.PoolHeartbeats`."""
 
     def has_turn(self) -> bool: ...
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from fairlane import metrics
 from fairlane.records import ModelVersion
 from inference_consumers.batching.received_work import ModelKey
-from inference_consumers.engine_process.messages import EngineMemory
 from inference_consumers.engine_process.process_facts import main_memory_bytes
+from inference_consumers.engines.protocol import EngineMemory
 from inference_consumers.versions.engines import VersionEngines
 from inference_consumers.versions.memory import FreeMemory, Memory, larger, predicted
 

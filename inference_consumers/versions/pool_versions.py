@@ -15,9 +15,9 @@ from inference_consumers.driver import EngineDriver
 from inference_consumers.engine_process.host import EngineHost, EngineMetrics, engine_host
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.versions.engines import END_TIMEOUT_S, VersionEngines
+from inference_consumers.versions.heartbeats import PoolHeartbeats
 from inference_consumers.versions.keeper import VersionKeeper
 from inference_consumers.versions.measurement import MemoryBook
-from inference_consumers.versions.members import PoolHeartbeats
 
 
 class PoolVersions:

@@ -24,7 +24,7 @@ from inference_consumers.engine_process.host import (
     EngineHost,
     without_settings,
 )
-from inference_consumers.engine_process.messages import Loaded, LoadFailed, RunEnded, RunStep
+from inference_consumers.engine_process.messages import Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.process_facts import OomKills
 from inference_consumers.engines.protocol import (
     CancelledItem,
@@ -32,6 +32,7 @@ from inference_consumers.engines.protocol import (
     EngineSpec,
     Failure,
     ItemOutcome,
+    LoadFailed,
     SimulatedCost,
     Success,
 )

@@ -8,7 +8,7 @@ from fairlane.records import CapacityReport, ModelRoute, ModelVersion, VersionCh
 from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.models.routes import version_key
 from inference_consumers.batching.received_work import ModelKey
-from inference_consumers.engine_process.messages import EngineMemory, LoadFailed
+from inference_consumers.engines.protocol import EngineMemory, LoadFailed
 from inference_consumers.versions.engines import EngineProgress
 from inference_consumers.versions.keeper import VersionKeeper
 from inference_consumers.versions.members import PoolMembers

@@ -14,9 +14,16 @@ from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
-from inference_consumers.engine_process.messages import LoadFailed
 from inference_consumers.engine_process.states import EngineState
-from inference_consumers.engines.protocol import CancelledItem, EngineGoneError, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engines.protocol import (
+    CancelledItem,
+    EngineGoneError,
+    Failure,
+    ItemOutcome,
+    LoadFailed,
+    Problem,
+    Success,
+)
 from inference_consumers.results.chunk_writer import StreamedText, chunk_of
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.retries import MAX_ENDS

@@ -7,8 +7,8 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inference_consumers.engine_process.messages import EngineMemory
 from inference_consumers.engine_process.process_facts import held_bytes
+from inference_consumers.engines.protocol import EngineMemory
 from inference_consumers.versions.measurement import MemoryBook, folder_bytes
 from inference_consumers.versions.memory import FreeMemory, Memory, fits, larger, predicted
 from tests.kit.version_kit import MODEL, version

@@ -103,7 +103,7 @@ USES = {
         "priority": (f"{_CONSUMER}/group.py", "priority_topic"),
         "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-prices": (_PRICES, "CONTROL_PRICES"),
-        "control-capacity": (f"{_CONSUMER}/versions/members.py", "CONTROL_CAPACITY"),
+        "control-capacity": (f"{_CONSUMER}/versions/heartbeats.py", "CONTROL_CAPACITY"),
         "control-cancellations": (f"{_CONSUMER}/cancellations.py", "CONTROL_CANCELLATIONS"),
     },
     ("consumer", WRITES): {

@@ -1,6 +1,9 @@
 """A model is updated under traffic, and taken back: nothing is refused, and every answer says its version."""
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice, pairwise
@@ -145,6 +148,12 @@ def test_a_version_that_fails_its_smoke_set_gets_no_traffic_until_another_record
         assert failed["reason"].endswith("smoke.jsonl: mean score 0 of 1 examples is below 0.5")
         assert traffic.burst() == {"1"}
         eventually(lambda: consumer.metric("fairlane_versions_missing", state="failed") == 1, what="what is missing")
+        said = [row for row in status(pipeline) if row["pool"] == old.pool]
+        assert [(row["version"], row["consumer"], row["state"]) for row in said] == [
+            (f"{old.model}/1", "consumer-1", "loaded"),
+            (f"{old.model}/2", "consumer-1", "failed"),
+        ]
+        assert said[1]["reason"].endswith("is below 0.5")
 
         pipeline.control_models.publish([replace(new, path="words-2-again")])
         eventually(lambda: traffic.burst() == {"2"}, PATIENCE_S, "the new version")
@@ -165,6 +174,14 @@ def test_a_pool_without_a_published_version_waits_for_one(pipeline: Pipeline) ->
     assert [entry["pool"] for entry in consumer.events("nothing_to_serve")] == [old.pool]
     pipeline.apply()
     consumer.wait_ready()
+
+
+def status(pipeline: Pipeline) -> list[dict[str, str]]:
+    """What `fairlane models status` says."""
+    command = (sys.executable, "-m", "fairlane_server.cli", "models", "status", "--json")
+    done = subprocess.run(command, env={**os.environ, **pipeline.env}, check=True, capture_output=True, text=True)
+    rows: list[dict[str, str]] = json.loads(done.stdout)
+    return rows
 
 
 def engines_of(consumer: ServiceProcess) -> list[psutil.Process]:

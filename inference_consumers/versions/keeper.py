@@ -29,7 +29,7 @@ _HIDDEN_MS = 1_000
 """A few heartbeats: dispatchers send nothing more to a version that is to be unloaded."""
 _SAY_EVERY_MS = 30_000
 _STOP_TIMEOUT_S = 10.0
-_MOST_REASON_CHARACTERS = 200
+_MOST_REASON_CHARACTERS = 400
 
 
 class Others(Protocol):

@@ -15,7 +15,7 @@ from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.models.routes import version_key
 from fairlane_server.yaml_config import ConfigError
 from inference_consumers.batching.received_work import ModelKey
-from inference_consumers.engines.protocol import LoadFailed
+from inference_consumers.engines.protocol import EngineLoadError, LoadFailed
 from inference_consumers.versions.engines import VersionEngines
 from inference_consumers.versions.measurement import MemoryBook
 from inference_consumers.versions.memory import FreeMemory, Memory
@@ -28,7 +28,7 @@ _LOOK_EVERY_S = 0.1
 _HIDDEN_MS = 1_000
 """A few heartbeats: dispatchers send nothing more to a version that is to be unloaded."""
 _SAY_EVERY_MS = 30_000
-_STOP_TIMEOUT_S = 10.0
+_STOP_TIMEOUT_S = 2.0
 _MOST_REASON_CHARACTERS = 400
 
 
@@ -62,7 +62,7 @@ class VersionKeeper:
     changes: tuple[VersionChange, ...] = ()
     """Versions that should be served here and are not, for the heartbeats."""
     start_failure: str | None = None
-    """Why nothing can be served; only before serving."""
+    """Why nothing can be served."""
     _is_serving: bool = False
     _is_complete: threading.Event = field(default_factory=threading.Event)
     _stopping: threading.Event = field(default_factory=threading.Event)
@@ -70,6 +70,8 @@ class VersionKeeper:
     _loading: ModelKey | None = None
     _leaving: dict[ModelKey, int] = field(default_factory=dict)
     """Versions on their way out, and since when they are hidden."""
+    _making_room: set[ModelKey] = field(default_factory=set)
+    """Those of them that leave for another one."""
     _failed: dict[ModelKey, tuple[ModelVersion, str]] = field(default_factory=dict)
     """With the record that failed: another record is tried anew."""
     _unneeded_since_ms: dict[ModelKey, int] = field(default_factory=dict)
@@ -129,6 +131,7 @@ class VersionKeeper:
                 self._unload(key, in_favour_of, now_ms, is_exchange=plan.is_exchange)
             case None:
                 if self._loading is None and not self._leaving:
+                    self._making_room.clear()
                     self._rest(plan, wanted)
 
     # What there is
@@ -138,7 +141,7 @@ class VersionKeeper:
 
     def _situation(self, catalog: ModelCatalog, wanted: tuple[WantedVersion, ...], now_ms: int) -> Situation:
         keys = self._loaded()
-        is_busy = self._loading is not None or bool(self._leaving)
+        is_busy = self._loading is not None or not self._making_room.isdisjoint(self._leaving)
         absent = [version for one in wanted for version in (one.version, one.fallback) if version is not None]
         absent = [one for one in absent if (one.model, one.version) not in keys]
         # Nothing is measured as long as nothing can be loaded.
@@ -157,6 +160,7 @@ class VersionKeeper:
             self.memory.reserve_bytes,
             has_turn=self.others.has_turn() or not self.owns_work(),
             is_busy=is_busy,
+            is_unloading=bool(self._leaving),
             is_starting=not self._is_serving,
         )
 
@@ -174,7 +178,7 @@ class VersionKeeper:
             )
             # The time begins when no consumer needs it any more.
             since_ms[key] = now_ms if is_needed else self._unneeded_since_ms.get(key, now_ms)
-            if now_ms - since_ms[key] < self.keep_ms:
+            if is_needed or now_ms - since_ms[key] < self.keep_ms:
                 kept[key] = is_needed
         self._unneeded_since_ms = since_ms
         return kept
@@ -254,7 +258,7 @@ class VersionKeeper:
             metrics.VERSIONS_MISSING.labels(state=state).set(sum(one == state for one in missing.values()))
         if now_ms - self._said_at_ms >= _SAY_EVERY_MS:
             self._said_at_ms = now_ms
-            if not self._loaded():
+            if not self._loaded() and self._loading is None and plan.change is None:
                 log.warning("nothing_to_serve", pool=self.pool, reason=self.waiting_for)
             for change in self.changes:
                 if change.state in (VersionState.WAITING, VersionState.NO_ROOM):
@@ -271,14 +275,15 @@ class VersionKeeper:
         needed, free = self.memory.begin(version, self.engines)
         log.info("version_loading", model=key[0], version=key[1], needed_bytes=needed, free_bytes=free)
         lacks_room = partial(self.memory.lacks_room, self.engines) if is_bounded else None
+        # First, so that nobody takes it for a loaded one meanwhile.
+        self._loading = key
         try:
             self.engines.load(version, lacks_room)
         except ConfigError as error:
+            self._loading = None
             log.error("engine_unusable", model=key[0], version=key[1], reason=str(error))
             metrics.MODEL_LOADS.labels(model=key[0], result="failed").inc()
             self._failed[key] = version, str(error)
-            return
-        self._loading = key
 
     def _unload(self, key: ModelKey, in_favour_of: ModelKey | None, now_ms: int, *, is_exchange: bool) -> None:
         if is_exchange:
@@ -291,6 +296,8 @@ class VersionKeeper:
         )
         self.engines.hide(key)
         self._leaving[key] = now_ms
+        if in_favour_of is not None:
+            self._making_room.add(key)
 
     def _rest(self, plan: Plan, wanted: tuple[WantedVersion, ...]) -> None:
         """Nothing can be done now."""
@@ -304,5 +311,9 @@ class VersionKeeper:
         self._gave_up = self._gave_up and any(state is VersionState.WAITING for state in plan.missing.values())
         if self._loaded():
             self._is_complete.set()
-        elif wanted and all(one.key in self._failed for one in wanted) and not self._is_serving:
-            self.start_failure = self._failed[wanted[0].key][1]
+        elif wanted and all(one.key in self._failed for one in wanted):
+            # Once more from the beginning, where the champion before may be loaded whatever it needs.
+            reason = self._failed[wanted[0].key][1]
+            if self._is_serving:
+                self.on_failure(EngineLoadError(reason))
+            self.start_failure = reason

@@ -31,7 +31,8 @@ class Situation:
         needs: what each version will hold, as far as it is known.
         free: memory that is left.
         has_turn: whether this consumer may give up versions that are needed.
-        is_busy: whether a version is being loaded or unloaded.
+        is_busy: whether a version is being loaded, or makes room for one.
+        is_unloading: whether any is being unloaded: then no other is, since that one's memory will be free.
         is_starting: whether it serves nothing yet: then champions are loaded whatever they need.
     """
 
@@ -45,6 +46,7 @@ class Situation:
     reserve_bytes: int = 0
     has_turn: bool = False
     is_busy: bool = False
+    is_unloading: bool = False
     is_starting: bool = False
 
 
@@ -105,7 +107,8 @@ def next_change(now: Situation) -> Plan:
         if key not in ranks and key not in now.kept:
             # Whatever else is under way: it was withdrawn or stopped.
             return Plan(Unload(key), missing)
-    return Plan(None if now.is_busy else change, missing, is_exchange)
+    must_wait = now.is_busy or (now.is_unloading and isinstance(change, Unload))
+    return Plan(None if must_wait else change, missing, is_exchange)
 
 
 def _step(now: Situation, goal: WantedVersion, ranks: Mapping[ModelKey, Rank]) -> Load | Unload | VersionState:

@@ -164,6 +164,43 @@ def test_a_version_for_which_others_made_room_in_vain_is_not_tried_for_ever() ->
     assert consumer.state_of == {"digits/2": "failed"}
 
 
+def test_a_new_champion_waits_for_no_version_that_was_stopped() -> None:
+    """Which may take minutes to finish its runs."""
+    pool = running()
+    pool.publish(TWO, THREE, route("2", "1"), size=30)
+    pool.turn(SETTLED)
+    (consumer,) = pool.consumers.values()
+    consumer.engines.busy = {NEW}
+    pool.publish(route("3", "2", stopped=("2",)))
+    pool.turn(SETTLED)
+    assert pool.served() == ["1", "3"]
+    assert NEW in consumer.engines.engines
+
+
+def test_a_previous_champion_that_is_not_kept_stays_as_long_as_it_is_needed() -> None:
+    pool = running()
+    (consumer,) = pool.consumers.values()
+    consumer.keeper.keep_ms = 0
+    pool.publish(TWO, route("2", "1"))
+    seen = []
+    for _ in range(SETTLED):
+        pool.turn()
+        seen.append(pool.served())
+    assert all(seen)
+    assert seen[-1] == ["2"]
+
+
+def test_a_consumer_that_is_left_with_nothing_ends() -> None:
+    """It gave up version 1 for a version that cannot be loaded, and cannot load version 1 again either."""
+    pool = running(memory_bytes=50)
+    (consumer,) = pool.consumers.values()
+    consumer.engines.broken = {NEW, (MODEL.model, "1")}
+    pool.publish(TWO, route("2", "1"))
+    pool.turn(SETTLED)
+    assert [str(error) for error in consumer.failures] != []
+    assert {str(error) for error in consumer.failures} == {"broken"}
+
+
 def test_consumers_without_room_change_one_after_another() -> None:
     pool = running(consumers=3, memory_bytes=50)
     pool.publish(TWO, route("2", "1"))

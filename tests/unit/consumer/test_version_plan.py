@@ -41,6 +41,12 @@ def test_nothing_more_is_begun_while_something_is_under_way() -> None:
     assert plan(want("2"), loaded=("1",), kept={OLD: True}, is_busy=True) == Plan(None, {NEW: VersionState.LOADING})
 
 
+def test_while_one_is_unloaded_another_is_loaded_and_none_unloaded() -> None:
+    assert plan(want("2"), loaded=("1",), kept={OLD: True}, is_unloading=True).change == Load(version("2"))
+    made = plan(want("2"), loaded=("1",), kept={OLD: False}, free=10, is_unloading=True)
+    assert made == Plan(None, {NEW: VersionState.LOADING})
+
+
 def test_what_nobody_needs_is_unloaded() -> None:
     assert plan(want("2"), loaded=("1", "2")).change == Unload(OLD)
     assert plan(want("2"), loaded=("1",)).change == Unload(OLD), "first"

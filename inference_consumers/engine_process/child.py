@@ -13,7 +13,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import TypeGuard
@@ -149,6 +151,7 @@ class RunReport:
 _Create = Callable[[EngineSpec], Engine]
 
 _DIED_STATUS = 3
+_LOADING_NICE = 10
 _METRICS_EVERY_S = 5.0
 
 
@@ -205,9 +208,8 @@ class _EngineProcess:
             raise TypeError(f"{type(spec).__name__} came before EngineSpec")
         started = monotonic()
         try:
-            engine = self._create(spec)
-            engine.load()
-            check_smoke_set(engine, spec)
+            load = partial(_load, self._create, spec)
+            engine = _at_low_priority(load) if spec.is_beside and _starts_no_threads(spec) else load()
         except EngineLoadError as error:
             # One line, for a log: libraries explain at length.
             self._channel.write(LoadFailed(" ".join(str(error).split()), no_room=lacks_memory(error)))
@@ -284,6 +286,31 @@ class _EngineProcess:
             # Out here, where the error is gone: its traceback kept alive what the failed run had allocated.
             _free_memory()
         report.end(cost, problem)
+
+
+def _load(create: _Create, spec: EngineSpec) -> Engine:
+    """Load an engine and try it. Raises EngineLoadError."""
+    engine = create(spec)
+    engine.load()
+    check_smoke_set(engine, spec)
+    return engine
+
+
+def _starts_no_threads(spec: EngineSpec) -> bool:
+    """Whether nothing that an engine starts while it is loaded goes on afterwards."""
+    return spec.engine_name.startswith("torch")
+
+
+def _at_low_priority(load: Callable[[], Engine]) -> Engine:
+    """The result of a call in a thread that leaves the processors to others. On Linux each thread has its own nice value,
+    which those that it starts inherit; the thread that runs batches keeps its own."""
+    with ThreadPoolExecutor(1, "load", initializer=_be_nice) as pool:
+        return pool.submit(load).result()
+
+
+def _be_nice() -> None:
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, max(_LOADING_NICE, os.getpriority(os.PRIO_PROCESS, thread)))
 
 
 def named_items(run: Run) -> tuple[EngineItem, ...]:

@@ -152,8 +152,8 @@ class EngineHost:
         return 0 if pid is None else held_bytes(pid)
 
     def start(self, listener: EngineListener, lacks_room: Callable[[], bool] | None = None) -> None:
-        """``lacks_room`` is asked every moment while the model is loaded for the first time; when it is true, loading
-        ends as failed for want of room."""
+        """``lacks_room`` is given when others serve meanwhile. The model is then loaded at low priority the first time, and
+        when ``lacks_room``, which is asked every moment, is true, loading ends as failed for want of room."""
         self._lacks_room = lacks_room or _never
         self._thread = threading.Thread(target=self._serve, args=(listener,), name=f"engine-{self.key[0]}", daemon=True)
         self._thread.start()
@@ -263,7 +263,7 @@ class EngineHost:
         self._life += 1
         self._channel = channel
         with contextlib.suppress(OSError):
-            channel.write(self.spec)
+            channel.write(msgspec.structs.replace(self.spec, is_beside=self._lacks_room is not _never))
 
     def _listen(self, listener: EngineListener) -> EngineEnd:
         process, channel = self._process, self._channel

@@ -62,10 +62,16 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
     """Whether files may be loaded that can run any code."""
     endpoints: ModelEndpoints | None = None
     """Of an engine that only asks servers."""
+    is_beside: bool = False
+    """Whether others serve while it is loaded."""
 
     @property
     def path(self) -> Path:
         return Path(self.models_dir) / self.model.path
+
+    @property
+    def engine_name(self) -> str:
+        return self.engine or self.model.engine
 
     @property
     def limits(self) -> EngineLimits:

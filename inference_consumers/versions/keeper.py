@@ -24,7 +24,7 @@ from inference_consumers.versions.wanted import WantedVersion, champion_after, u
 
 log = get_logger(__name__)
 
-_LOOK_EVERY_S = 0.1
+_LOOK_EVERY_S, _START_LOOK_EVERY_S = 0.1, 0.02
 _HIDDEN_MS = 1_000
 """A few heartbeats: dispatchers send nothing more to a version that is to be unloaded."""
 _SAY_EVERY_MS = 30_000
@@ -111,7 +111,7 @@ class VersionKeeper:
         try:
             while not self._stopping.is_set():
                 self.turn()
-                self._stopping.wait(_LOOK_EVERY_S)
+                self._stopping.wait(_LOOK_EVERY_S if self._is_serving else _START_LOOK_EVERY_S)
         except Exception as error:  # noqa: BLE001 - without this thread the consumer follows nothing: it must end
             self.on_failure(error)
 

@@ -55,8 +55,8 @@ class PoolVersions:
         """Begin to load. Raises FeedUnavailableError when a control topic cannot be read."""
         REGISTRY.register(self._metrics)
         self._models.start()
-        self._heartbeats.start()
         self._keeper.start()
+        self._heartbeats.start()
 
     @property
     def is_loaded(self) -> bool:

@@ -302,8 +302,10 @@ def _starts_no_threads(spec: EngineSpec) -> bool:
 
 
 def _at_low_priority(load: Callable[[], Engine]) -> Engine:
-    """The result of a call in a thread that leaves the processors to others. On Linux each thread has its own nice value,
-    which those that it starts inherit; the thread that runs batches keeps its own."""
+    """The result of a call in a thread that leaves the processors to others.
+
+    On Linux a nice value is of one thread and of those that it starts; the thread that runs batches keeps its own.
+    """
     with ThreadPoolExecutor(1, "load", initializer=_be_nice) as pool:
         return pool.submit(load).result()
 

@@ -152,8 +152,8 @@ class EngineHost:
         return 0 if pid is None else held_bytes(pid)
 
     def start(self, listener: EngineListener, lacks_room: Callable[[], bool] | None = None) -> None:
-        """``lacks_room`` is given when others serve meanwhile. The model is then loaded at low priority the first time, and
-        when ``lacks_room``, which is asked every moment, is true, loading ends as failed for want of room."""
+        """``lacks_room`` is given when others serve meanwhile. The model is then loaded at low priority the first time.
+        ``lacks_room`` is asked every moment; once it is true, loading ends as failed for want of room."""
         self._lacks_room = lacks_room or _never
         self._thread = threading.Thread(target=self._serve, args=(listener,), name=f"engine-{self.key[0]}", daemon=True)
         self._thread.start()

@@ -168,7 +168,8 @@ class VersionKeeper:
         self, catalog: ModelCatalog, wanted: tuple[WantedVersion, ...], loaded: Mapping[ModelKey, object], now_ms: int
     ) -> dict[ModelKey, bool]:
         """Loaded versions that are not wanted any more and stay for now, as in ``Situation``."""
-        kept, since_ms = {}, {}
+        kept: dict[ModelKey, bool] = {}
+        since_ms: dict[ModelKey, int] = {}
         for key in loaded.keys() - {one.key for one in wanted}:
             if usable(catalog, self.pool, key) is None:
                 continue

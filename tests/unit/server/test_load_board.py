@@ -6,9 +6,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
+from fairlane.records import (
+    CapacityReport,
+    ClassLoad,
+    DispatchReport,
+    PoolLoad,
+    ShedCount,
+    TenantLoad,
+    TenantSpec,
+    VersionChange,
+)
 from fairlane_server.cli.top import as_plain, render
-from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow
+from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow, VersionRow
 
 T0 = 1_000_000
 CONSUMER = CapacityReport(
@@ -233,3 +242,17 @@ def test_as_json_it_says_why_nothing_comes_in() -> None:
         "dispatchers": 0,
         "dispatchers_gone": 0,
     }
+
+
+def test_versions_are_shown_with_why_they_are_missing_as_long_as_their_consumer_lives() -> None:
+    board = LoadBoard()
+    failed = VersionChange("words/2", "failed", "mean score 0.4 is below 0.9")
+    board.capacity(replace(CONSUMER, versions=("words/1",), changes=(failed,)), T0)
+    board.capacity(replace(CONSUMER, instance_id="c0", versions=("words/2", "words/1")), T0)
+    assert board.view(T0).versions == (
+        VersionRow("gpu", "words/1", "c0", "loaded"),
+        VersionRow("gpu", "words/1", "c1", "loaded"),
+        VersionRow("gpu", "words/2", "c0", "loaded"),
+        VersionRow("gpu", "words/2", "c1", "failed", "mean score 0.4 is below 0.9"),
+    )
+    assert board.view(T0 + 3_001).versions == ()

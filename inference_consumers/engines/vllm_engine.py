@@ -44,7 +44,6 @@ from inference_consumers.engines.vllm_client import (
     Progress,
     RequestRefusedError,
     VllmStreams,
-    fills_device,
     start_streams,
 )
 
@@ -153,7 +152,7 @@ class VllmEngine:
             thread.close()
             raise spec.error(f"{spec.path} cannot be loaded: {error}") from error
         self._loaded = _Loaded(encoder, TokenNames(tokenizer), thread, streams)
-        self.fills_device = fills_device()
+        self.fills_device = streams.fills_device
         try_once(self, [warm_up_item(tokenizer)], spec)
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:

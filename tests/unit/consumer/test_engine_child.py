@@ -41,7 +41,8 @@ def test_a_load_beside_others_is_nice_and_what_runs_later_is_not() -> None:
 
     before = nice()
     given: Any = nice
-    assert _at_low_priority(given) == max(10, before)
+    found: Any = _at_low_priority(given)
+    assert found == max(10, before)
     assert nice() == before
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from fairlane.records import ModelVersion
 from inference_consumers.batching.batch_size import BatchLimits
+from inference_consumers.batching.received_work import ModelKey
 from inference_consumers.engine_process.messages import Finished, Loaded, RunEnded, RunStep
 from inference_consumers.engines.protocol import EngineMemory, LoadFailed
 from inference_consumers.versions.engines import END_TIMEOUT_S, VersionEngines
@@ -45,6 +46,10 @@ def engines_of(bench: DriverBench) -> tuple[VersionEngines, list[StartedHost]]:
     return VersionEngines(bench.driver, make, lambda _model: LIMITS), made
 
 
+def served(bench: DriverBench) -> list[ModelKey]:
+    return list(bench.driver.served[0])
+
+
 def test_a_version_serves_from_the_moment_it_is_loaded() -> None:
     bench = DriverBench()
     engines, made = engines_of(bench)
@@ -52,10 +57,11 @@ def test_a_version_serves_from_the_moment_it_is_loaded() -> None:
     (host,) = made
     assert host.lacks_room is not None
     assert engines.progress(NEW).is_loaded is False
-    assert bench.driver.served == ((MODEL,), bench.driver.waiting.batcher.limits)
+    assert served(bench) == [MODEL]
     host.loaded()
     assert engines.progress(NEW).memory.main_bytes == 5
-    assert bench.driver.served == ((MODEL, NEW), BatchLimits(7, 1_000, 0))
+    assert served(bench) == [MODEL, NEW]
+    assert bench.driver.served[1] == BatchLimits(7, 1_000, 0), "the largest of both"
     assert [one.key for one in engines.hosts] == [NEW]
 
 
@@ -96,12 +102,12 @@ def test_a_hidden_version_serves_and_may_be_kept_after_all() -> None:
     engines, (host, *_) = _loading(bench)
     host.loaded()
     engines.hide(NEW)
-    assert bench.driver.served[0] == (MODEL,)
+    assert served(bench) == [MODEL]
     assert bench.driver.engines.serves(NEW)
     engines.refuse(NEW)
     assert not bench.driver.engines.serves(NEW)
     engines.keep(NEW)
-    assert bench.driver.served[0] == (MODEL, NEW)
+    assert served(bench) == [MODEL, NEW]
     assert bench.driver.engines.serves(NEW)
     engines.close(0)
     assert host.closed_after_s == 0

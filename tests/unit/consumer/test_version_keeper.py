@@ -144,7 +144,7 @@ def test_a_consumer_that_can_load_nothing_says_why() -> None:
     (consumer,) = pool.consumers.values()
     pool.turn()
     assert consumer.keeper.waiting_for == "no version of a model of the pool pool is published, with an alias or a rule"
-    assert consumer.keeper.start_failure is None
+    assert not consumer.keeper.start_failure
     consumer.engines.broken = {(MODEL.model, "1")}
     pool.publish(ONE, route("1"))
     pool.turn(2)

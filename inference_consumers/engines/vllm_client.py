@@ -214,8 +214,10 @@ class _OwnMetrics(Collector):
 
 
 class VllmStreams:
-    """An asynchronous text generator by vLLM's AsyncLLM. All calls are made in one event loop. ``fills_device``: it has a
-    fixed part of a GPU (``gpu_memory_utilization``)."""
+    """An asynchronous text generator by vLLM's AsyncLLM. All calls are made in one event loop.
+
+    ``fills_device``: it has a fixed part of a GPU (``gpu_memory_utilization``).
+    """
 
     def __init__(self, engine: Any, on_death: Callable[[BaseException], None], *, fills_device: bool = False) -> None:
         self.fills_device = fills_device

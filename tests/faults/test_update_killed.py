@@ -1,7 +1,6 @@
 """Consumers that are killed while they change versions: nothing is lost, refused or answered twice."""
 
 import random
-import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 from fairlane.outcomes import Outcome
 from fairlane.records import ModelRoute
 from tests.kit.pipeline import Pipeline
+from tests.kit.steady_traffic import SteadyTraffic
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(300)]
@@ -20,31 +20,6 @@ PATIENCE_S = 60.0
 CHANGES = 3
 CHANGE_S = 4.0
 """About the time that both consumers take to change; a kill comes at any moment of it."""
-TIMEOUT_MS = 120_000
-
-
-class Traffic:
-    """Some twenty requests a second, until it is stopped."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.sent: list[str] = []
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-
-    def __enter__(self) -> "Traffic":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _send(self) -> None:
-        while not self._stop.wait(0.05):
-            request = self._pipeline.request(timeout_ms=TIMEOUT_MS)
-            self._pipeline.publish("a", request)
-            self.sent.append(request.request_id)
 
 
 @pytest.fixture
@@ -70,7 +45,7 @@ def test_consumers_killed_while_they_change_versions_lose_nothing(
         events = [pipeline.processes[name].events("engine_ready") for name in names.values()]
         return all(one and one[-1]["version"] == version for one in events)
 
-    with Traffic(pipeline) as traffic:
+    with SteadyTraffic(pipeline, ["a"]) as traffic:
         for change in range(2, 2 + CHANGES):
             new, before = replace(first, version=str(change)), str(change - 1)
             route = ModelRoute(first.model, change, {"champion": new.version}, {"champion": before})
@@ -83,9 +58,7 @@ def test_consumers_killed_while_they_change_versions_lose_nothing(
             pipeline.processes[names[number]].kill()
             pipeline.consumer(number, env).wait_ready()
             eventually(lambda version=new.version: all_serve(version), PATIENCE_S, "the new version")  # type: ignore[misc]  # bound now
-    replies = pipeline.replies("a")
-    replies.wait(traffic.sent, PATIENCE_S)
-    answered = replies.exactly_once(traffic.sent)
+    answered = traffic.replies(PATIENCE_S)
     assert {reply.outcome for reply in answered.values()} == {Outcome.OK}
-    last = answered[traffic.sent[-1]]
-    assert last.model_version == str(1 + CHANGES)
+    last = max(answered, key=traffic.sent["a"].__getitem__)
+    assert answered[last].model_version == str(1 + CHANGES)

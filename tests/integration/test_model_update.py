@@ -167,9 +167,12 @@ def test_a_pool_without_a_published_version_waits_for_one(pipeline: Pipeline) ->
     consumer = pipeline.consumer()
     eventually(lambda: consumer.events("nothing_to_serve"), PATIENCE_S, "the reason in the log")
     assert [entry["pool"] for entry in consumer.events("nothing_to_serve")] == [old.pool]
-    status, body = consumer.get("/health/ready")
-    assert status == 503
-    assert f"no version of a model of the pool {old.pool} is published" in body
+
+    def says_why() -> bool:
+        status, body = consumer.get("/health/ready")
+        return status == 503 and f"no version of a model of the pool {old.pool} is published" in body
+
+    eventually(says_why, PATIENCE_S, "the reason where readiness is asked for")
     pipeline.apply()
     consumer.wait_ready()
 

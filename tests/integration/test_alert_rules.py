@@ -167,17 +167,6 @@ CASES = (
         "Rollouts are not judged, since Postgres does not answer the admin API's process",
     ),
     Case(
-        "VersionNotLoaded",
-        {
-            'fairlane_versions_missing{state="failed"}': "0x4 2x5 0x9",
-            'fairlane_versions_missing{state="loading"}': "1x19",
-        },
-        (6, 10),
-        (4, 5, 12),
-        TICKET | {"state": "failed"},
-        "A consumer cannot load 2 versions, or their smoke sets failed: they get no requests there",
-    ),
-    Case(
         "BudgetsUnknown",
         {'fairlane_budgets_unknown{instance="a"}': "0x4 3x4 0", 'fairlane_budgets_unknown{instance="b"}': "0x19"},
         (6, 9),
@@ -192,6 +181,17 @@ CASES = (
         TICKET,
         "Reservations of budgets were dropped because their end was not read",
         {},
+    ),
+    Case(
+        "VersionNotLoaded",
+        {
+            'fairlane_versions_missing{state="failed"}': "0x4 2x5 0x9",
+            'fairlane_versions_missing{state="loading"}': "1x19",
+        },
+        (6, 10),
+        (4, 5, 12),
+        TICKET | {"state": "failed"},
+        "A consumer cannot load 2 versions, or their smoke sets failed: they get no requests there",
     ),
     Case(
         "ModelFilesReplaced",

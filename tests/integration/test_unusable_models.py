@@ -84,8 +84,9 @@ def test_it_is_said_in_one_line_and_that_is_all(
 
 
 def test_a_new_version_that_cannot_be_loaded_gets_no_work_and_the_one_before_serves(
-    pipeline: Pipeline,
+    pipeline: Pipeline, request: pytest.FixtureRequest
 ) -> None:
+    request.addfinalizer(pipeline.apply)
     (words,) = (model for model in pipeline.models if model.path == "words")
     broken = replace(words, version="next", path="none")
     route = ModelRoute(words.model, 1, {"champion": broken.version}, {"champion": words.version})

@@ -34,7 +34,7 @@ from inference_consumers.engine_process.host import MODULE
 from inference_consumers.engine_process.process_facts import held_bytes
 
 NAME = "update"
-CALM_S = 20.0
+CALM_S = 10.0
 HOW = f"one update each, after {CALM_S:g} s of calm"
 AIM_P99 = 1.5
 RATE_PER_S = 40.0

@@ -39,6 +39,7 @@ _NAMES = (
         "exactly-once",
         "recovery",
         "rolling-restart",
+        "update",
         "queue-cost",
     ),
     *("fairness", "isolation", "hostile", "overload", "tenants", "simulate", "batching", "pipeline-efficiency"),

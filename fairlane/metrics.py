@@ -118,6 +118,23 @@ OUT_OF_MEMORY = Counter(
 ENGINE_RESTARTS = Counter(
     "fairlane_engine_restarts_total", "Engine processes that died or were ended", ["model", "end"]
 )
+MODEL_LOADS = Counter(
+    "fairlane_model_loads_total", "Versions that a consumer loaded, or did not manage to load", ["model", "result"]
+)
+VERSIONS_MISSING = Gauge(
+    "fairlane_versions_missing", "Versions that this consumer should serve and does not, by the reason", ["state"]
+)
+ENGINE_MEMORY_BYTES = Gauge(
+    "fairlane_engine_memory_bytes", "Memory of a model's loaded versions, measured after loading", ["model", "kind"]
+)
+MEMORY_NEEDED_BYTES = Gauge(
+    "fairlane_memory_needed_bytes",
+    "Predicted memory of the model's version that was last to be loaded",
+    ["model", "kind"],
+)
+MEMORY_FREE_BYTES = Gauge(
+    "fairlane_memory_free_bytes", "Memory left for engines when a version was last to be loaded", ["kind"]
+)
 CHUNKS_LOST = Counter("fairlane_chunks_lost_total", "Streamed texts that were not delivered", ["reason"])
 ARTIFACT_FAILURES = Counter(
     "fairlane_artifact_failures_total", "Versions that were not loaded because of their files", ["model", "reason"]

@@ -234,6 +234,18 @@ class Degradation(StrEnum):
     NO_HISTORY = "no_history"
 
 
+class VersionState(StrEnum):
+    """Why an inference consumer does not serve a version that it should."""
+
+    LOADING = "loading"
+    WAITING = "waiting"
+    """For its turn among the consumers of its pool to give up other versions for it."""
+    CHANGING = "changing"
+    """It gave up other versions, and loads this one in their place."""
+    NO_ROOM = "no_room"
+    FAILED = "failed"
+
+
 class Health(StrEnum):
     """State of an inference consumer."""
 

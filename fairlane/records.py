@@ -431,13 +431,24 @@ class AuditEvent:
 
 
 @frozen_dataclass(frozen=True, slots=True)
+class VersionChange:
+    """A version, ``model/version``, that a consumer should serve and does not. ``state`` is one of
+    ``VersionState``; ``reason`` says why it failed."""
+
+    version: str
+    state: str
+    reason: str = ""
+
+
+@frozen_dataclass(frozen=True, slots=True)
 class CapacityReport:
     """Heartbeat of one inference consumer.
 
     Rates are tokens per second of engine time, averaged over recent runs at the batch size with the highest rate; 0
     before the first run. ``cost_tokens_per_s`` is in the dispatcher's unit of cost. ``partitions`` are the partition
     numbers that this member owns, the same in all topics of its pool; empty from older consumers. ``versions`` are the
-    loaded ones, each ``model/version``; empty from older consumers.
+    loaded ones, each ``model/version``; from a consumer that does not follow ``control.models``, empty means unknown.
+    ``changes`` are those that it should serve and does not.
     """
 
     instance_id: str
@@ -456,6 +467,8 @@ class CapacityReport:
     cost_tokens_per_s: float = 0.0
     partitions: tuple[int, ...] = ()
     versions: tuple[str, ...] = ()
+    follows_models: bool = False
+    changes: tuple[VersionChange, ...] = ()
 
 
 @frozen_dataclass(frozen=True, slots=True)

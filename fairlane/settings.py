@@ -265,6 +265,12 @@ class Settings(KafkaSettings):
     """Most bytes of MODELS_CACHE_DIR. For a new model, what no process uses is removed, used longest ago first."""
     models_cache_timeout_s: float = Field(3_600.0, gt=0)
     """How long a process waits for another one that downloads the same model."""
+    engine_memory_max_bytes: int | None = Field(None, ge=1)
+    """Most memory of a consumer's engines together; without it, what the machine or the container has left."""
+    load_memory_reserve_bytes: int = Field(536_870_912, ge=0)
+    """Memory to leave free on the machine and on the GPU when a version is loaded beside others."""
+    previous_version_keep_s: float = Field(900.0, ge=0)
+    """How long a version that gets no more requests stays loaded, if no other one needs its memory."""
     mlflow_tracking_uri: str | None = Field(None, pattern=r"^https?://[^/@?#]+(/[^?#]*)?$")
     """Address of the MLflow server whose registry models:/ names, http(s)://HOST:PORT."""
     mlflow_tracking_token: SecretStr | None = None

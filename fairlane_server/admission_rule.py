@@ -82,7 +82,8 @@ class PoolCapacity:
     one that lives does not name its partitions, because it is of an older version.
 
     ``versions`` are the versions of models that each of these consumers has loaded, ``loaded`` the part of all live
-    consumers, above 0 and at most 1, that has each version. Both are None while that is not known, likewise.
+    consumers that has each version: 0 for one that was unloaded, None for one that is only being loaded. Both are None
+    while that is not known, likewise.
     """
 
     state: CapacityState = CapacityState.NEVER
@@ -95,7 +96,7 @@ class PoolCapacity:
     owned_partitions: frozenset[int] | None = None
     work_partitions: tuple[frozenset[int], ...] | None = None
     versions: tuple[frozenset[str], ...] | None = None
-    loaded: Mapping[str, float] | None = None
+    loaded: Mapping[str, float | None] | None = None
 
     @property
     def max_batch_items(self) -> int:

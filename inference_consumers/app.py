@@ -1,13 +1,11 @@
-"""Composition root of an inference consumer: reads the settings, loads the engines, joins the pool's group."""
+"""Composition root of an inference consumer: reads the settings, loads the pool's versions, joins its group."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from time import monotonic
 
 from confluent_kafka import KafkaException
-from prometheus_client import REGISTRY
 
 from fairlane import logs
 from fairlane.clock import now_ms
@@ -16,14 +14,14 @@ from fairlane.kafka_clients import KafkaProducer
 from fairlane.kafka_config import chunk_producer, heartbeat_producer
 from fairlane.names import consumer_transactional_ids, pool_group
 from fairlane.ownership import Ownership
-from fairlane.records import CapacityReport, ModelVersion
+from fairlane.records import CapacityReport
 from fairlane.schema_registry import codec_for
 from fairlane.settings import Settings
 from fairlane_server.costs.published_prices import PublishedPrices
 from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.kafka.transactional_producer import TransactionalProducers
 from fairlane_server.kafka.transactions import TransactionLoop
-from fairlane_server.models.models_file import load_models
+from fairlane_server.models.routes import version_key
 from fairlane_server.processes.garbage_collection import collect_less_often
 from fairlane_server.processes.restarts import EXIT_NO_RESTART
 from fairlane_server.processes.service import HealthServer, Readiness, StopSignal, exit_after
@@ -35,9 +33,8 @@ from inference_consumers.cancellations import CancellationFeed
 from inference_consumers.capacity.reporter import CapacityReporter
 from inference_consumers.consumer import InferenceConsumer, Prefetch
 from inference_consumers.driver import EngineDriver, TooManyDeadLettersError
-from inference_consumers.engine_process.host import EngineMetrics, engine_hosts
 from inference_consumers.engine_process.stall_detection import StallTimeouts
-from inference_consumers.engine_process.states import EngineState, EngineStates
+from inference_consumers.engine_process.states import EngineStates
 from inference_consumers.engines.protocol import EngineLoadError
 from inference_consumers.group import PoolMember
 from inference_consumers.guardrails.process.checks import check_processes
@@ -47,6 +44,7 @@ from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.records import AnswerWriter
 from inference_consumers.results.result_writer import ResultWriter
 from inference_consumers.schema_waits import SchemaWaits
+from inference_consumers.versions.pool_versions import PoolVersions
 
 log = logs.get_logger(__name__)
 
@@ -56,40 +54,20 @@ _HAND_OVER_S = 2.0
 """About the time until others have the partitions of a member that left: what it holds is started here until then."""
 _LOAD_POLL_S = 0.05
 _EXIT_MARGIN_S = 3.0
-_ENGINE_END_S = 2.0
 _KEPT_ANSWERS_S = 0.5
 _CHECK_END_S = 1.0
-
-
-class NoSuchPoolError(Exception):
-    """models.yaml names no model for the pool."""
-
-
-def models_of(models: Sequence[ModelVersion], pool: str, file: Path) -> list[ModelVersion]:
-    """The models whose own pool this is, or to whose tenants it is dedicated. Raises NoSuchPoolError without any;
-    ``file`` is their source."""
-    served = [model for model in models if pool == model.pool or pool in model.dedicated_pools]
-    if not served:
-        pools = ", ".join(sorted({pool for model in models for pool in (model.pool, *model.dedicated_pools)}))
-        raise NoSuchPoolError(f"no model of {file} is in the pool {pool}; pools: {pools}")
-    return served
 
 
 class ConsumerApp:
     """One inference consumer process of one pool."""
 
     def __init__(self, settings: Settings, pool: str) -> None:
-        """Raises ConfigError for a bad models.yaml and NoSuchPoolError for a pool without models."""
         self._settings = settings
         self._pool = pool
-        models = models_of(load_models(settings.models_file), pool, settings.models_file)
-        self._models = {(model.model, model.version): model for model in models}
         self._readiness = Readiness("engines", "producer", "assignment")
         self._health = HealthServer(self._readiness, settings.metrics_host, settings.metrics_port)
         self._stop = StopSignal()
         self._failure: BaseException | None = None
-        self._hosts = engine_hosts(settings, list(self._models.values()))
-        self._engine_metrics = EngineMetrics(self._hosts)
         self._kept = cache_writer_for(settings)
         self._checks = check_processes(settings, self._fail)
 
@@ -104,8 +82,8 @@ class ConsumerApp:
     def run_here(self) -> int:
         """Run on any thread until ``stop`` or a fatal error. Returns the exit status.
 
-        The group is joined when every engine is loaded and warm: partitions of a member that cannot work yet would
-        wait. Raises EngineLoadError when one cannot be.
+        The group is joined when the engines are loaded and warm: partitions of a member that cannot work yet would
+        wait. Raises EngineLoadError when none can be, FeedUnavailableError when the control topics cannot be read.
         """
         settings = self._settings
         self._health.start()
@@ -115,13 +93,14 @@ class ConsumerApp:
         prices = PublishedPrices(settings, codec, self._fail)
         consumer = self._consumer(ownership, transactions, codec, prices)
         driver = consumer.driver
+        versions = PoolVersions(settings, self._pool, codec, driver, lambda: bool(ownership.partitions()), self._fail)
         self._checks.start(settings.started_checks)
-        if not self._load_engines(driver):
+        if not self._load(versions):
             return 0
         transactions.start()
         if self._kept is not None:
             self._kept.start()
-        reporter = self._reporter(consumer, ownership)
+        reporter = self._reporter(consumer, ownership, versions)
         self._readiness.set("producer")
         feed = CancellationFeed(settings, consumer.codec, consumer.driver.cancellations, consumer.cancel, now_ms)
         feed.on_failure(self._fail)
@@ -132,17 +111,19 @@ class ConsumerApp:
             threading.Thread(target=self._guarded, args=(driver.feed,), name="feeder", daemon=True).start()
             member.join()
             reporter.start()
+            versions.begin_serving()
             collect_less_often()
             while not self._stop.stopping:
                 consumer.poll_once(member)
                 lost = driver.lost_engines
-                self._readiness.set("engines", f"starting again: {', '.join(lost)}" if lost else None)
+                self._readiness.set("engines", f"starting again: {', '.join(lost)}" if lost else versions.waiting_for)
                 if ownership.membership is not None:
                     self._readiness.set("assignment")
         except (KafkaException, FeedUnavailableError) as error:
             self._fail(error)
         reporter.stop()
-        self._drain(consumer, transactions, member)
+        versions.stop()
+        self._drain(consumer, transactions, member, versions)
         feed.stop()
         prices.stop()
         reporter.join()
@@ -152,24 +133,25 @@ class ConsumerApp:
             return EXIT_NO_RESTART if isinstance(self._failure, TooManyDeadLettersError) else 1
         return 0
 
-    def _load_engines(self, driver: EngineDriver) -> bool:
-        """Load one after the other, each into the memory that is left. False when the end came first. A version that
-        cannot be loaded is left out if there is another one of its model."""
-        REGISTRY.register(self._engine_metrics)
-        for host in self._hosts:
-            host.start(driver)
-            state = driver.engines.by_key[host.key]
-            while not (state.is_loaded or state.is_unusable or self._stop.stopping):
-                self._stop.wait(_LOAD_POLL_S)
-        if not self._stop.stopping:
-            self._readiness.set("engines")
-            return True
-        self._end_engines(gently=self._failure is None)
-        self._checks.close(_CHECK_END_S)
-        self._health.stop()
-        if self._failure is not None:
+    def _load(self, versions: PoolVersions) -> bool:
+        """Load what there is memory for, one version after the other. False when the end came first. Raises
+        EngineLoadError when nothing can be loaded."""
+        is_loaded = False
+        try:
+            versions.start()
+            while not (is_loaded or self._stop.stopping):
+                is_loaded = versions.is_loaded
+                self._readiness.set("engines", None if is_loaded else versions.waiting_for or "loading")
+                self._stop.wait(0 if is_loaded else _LOAD_POLL_S)
+        finally:
+            if not is_loaded:
+                versions.stop()
+                versions.close(gently=self._failure is None)
+                self._checks.close(_CHECK_END_S)
+                self._health.stop()
+        if not is_loaded and self._failure is not None:
             raise EngineLoadError(str(self._failure))
-        return False
+        return is_loaded
 
     def _transactions(self, ownership: Ownership) -> TransactionLoop:
         settings = self._settings
@@ -192,14 +174,9 @@ class ConsumerApp:
         settler = ResultWriter(answers, None if self._kept is None else self._kept.keep)
         transactions.fallback = settler.unpublishable
         limits = BatchLimits(settings.max_batch_size, settings.max_batch_tokens, settings.batch_timeout_ms)
-        by_model = {key: self._limits(model) for key, model in self._models.items()}
-        states = {
-            host.key: EngineState(host, by_model[host.key].max_items, by_model[host.key].max_tokens)
-            for host in self._hosts
-        }
         driver = EngineDriver(
-            waiting=WaitingWork(MicroBatcher(limits, by_model), copies=WaitingWork(MicroBatcher(limits, by_model))),
-            engines=EngineStates(states),
+            waiting=WaitingWork(MicroBatcher(limits), copies=WaitingWork(MicroBatcher(limits))),
+            engines=EngineStates(),
             transactions=transactions,
             settler=settler,
             chunks=ChunkWriter(KafkaProducer(chunk_producer(settings)), codec),
@@ -221,10 +198,8 @@ class ConsumerApp:
             schema_waits=SchemaWaits(codec),
         )
 
-    def _reporter(self, consumer: InferenceConsumer, ownership: Ownership) -> CapacityReporter:
+    def _reporter(self, consumer: InferenceConsumer, ownership: Ownership, versions: PoolVersions) -> CapacityReporter:
         settings = self._settings
-        limits = [self._limits(model) for model in self._models.values()]
-        max_items, max_tokens = max(one.max_items for one in limits), max(one.max_tokens for one in limits)
 
         def observe(draining: bool) -> CapacityReport | None:
             # A member without partitions can do nothing for its pool; what it could do must not be counted on.
@@ -232,35 +207,30 @@ class ConsumerApp:
             if not draining and not owned:
                 return None
             reading = consumer.reading()
+            served, limits = consumer.driver.served
             return CapacityReport(
                 instance_id=settings.instance_id,
                 pool=self._pool,
-                models=tuple(model.model for model in self._models.values()),
+                models=tuple(dict.fromkeys(model for model, _ in served)),
                 health=reading.health,
                 draining=draining,
                 prefill_tokens_per_s=reading.rates.prompt_tokens_per_s,
                 decode_tokens_per_s=reading.rates.completion_tokens_per_s,
-                max_batch_size=max_items,
-                max_batch_tokens=max_tokens,
+                max_batch_size=limits.max_items,
+                max_batch_tokens=limits.max_tokens,
                 batch_fill=reading.batch_fill,
                 in_flight_items=reading.held_items,
                 in_flight_tokens=reading.held_tokens,
                 reported_at_ms=now_ms(),
                 cost_tokens_per_s=reading.rates.cost_tokens_per_s,
                 partitions=tuple(sorted(owned)),
-                versions=consumer.driver.loaded_versions,
+                versions=tuple(version_key(*key) for key in served),
+                follows_models=True,
+                changes=versions.changes,
             )
 
         producer = KafkaProducer(heartbeat_producer(settings, "capacity"))
         return CapacityReporter(producer, consumer.codec, observe, self._fail)
-
-    def _limits(self, model: ModelVersion) -> BatchLimits:
-        settings = self._settings
-        return BatchLimits(
-            min(settings.max_batch_size, model.max_batch_size),
-            min(settings.max_batch_tokens, model.max_batch_tokens),
-            settings.batch_timeout_ms,
-        )
 
     def _revoked(self, consumer: InferenceConsumer, transactions: TransactionLoop) -> None:
         consumer.on_revoked()
@@ -278,7 +248,13 @@ class ConsumerApp:
         self._failure = self._failure or error
         self._stop.stop()
 
-    def _drain(self, consumer: InferenceConsumer, transactions: TransactionLoop, member: PoolMember) -> None:
+    def _drain(
+        self,
+        consumer: InferenceConsumer,
+        transactions: TransactionLoop,
+        member: PoolMember,
+        versions: PoolVersions,
+    ) -> None:
         """Finish what is held, as far as that is quick, and what runs; commit, leave the group. What still waits in
         memory stays undone in the log."""
         self._readiness.set("assignment", "draining")
@@ -296,16 +272,11 @@ class ConsumerApp:
         driver.chunks.close()
         if self._kept is not None:
             self._kept.close(_KEPT_ANSWERS_S)
-        self._end_engines(gently=driver.is_at_rest)
+        versions.close(gently=driver.is_at_rest)
         driver.end_checks()
         self._checks.close(_CHECK_END_S)
         self._health.stop()
         exit_timer.cancel()
-
-    def _end_engines(self, *, gently: bool) -> None:
-        for host in self._hosts:
-            host.close(_ENGINE_END_S if gently else 0)
-        REGISTRY.unregister(self._engine_metrics)
 
     def _poll_until(
         self, consumer: InferenceConsumer, member: PoolMember, deadline: float, done: Callable[[], bool]

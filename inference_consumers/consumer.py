@@ -237,7 +237,8 @@ class InferenceConsumer:
             return full
 
     def watch(self) -> None:
-        """Expire late work, and restart engines that are silent for too long."""
+        """Expire late work, hand back that of versions which are gone, and restart engines that are silent for too
+        long."""
         with self.driver.changed:
             now_ms = self.clock()
             # Nothing of this is urgent.
@@ -246,6 +247,7 @@ class InferenceConsumer:
             self._watched_at_ms = now_ms
             # A run of minutes must not count all at once, at its end.
             self.driver.count_busy(now_ms)
+            unserved = self.driver.take_unserved()
             expired = self.driver.waiting.take_expired(now_ms)
             expired += self.driver.guardrails.take_inputs(lambda work: work.item.deadline_at_ms < now_ms)
             stuck: list[Settled] = []
@@ -264,6 +266,8 @@ class InferenceConsumer:
                     stuck += self._behind(state, watch.seen_s, now_ms)
                 if watch.is_hung:
                     hung.append((state, watch.end))
+        for work in unserved:
+            self._refuse(work, now_ms)
         for work in expired:
             self.transactions.submit(self.driver.settler.expired(work, now_ms))
         self.driver.submit(stuck)

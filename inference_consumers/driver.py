@@ -16,8 +16,8 @@ from fairlane.outcomes import Code
 from fairlane.ownership import Claim
 from fairlane.records import TokenUsage
 from fairlane_server.kafka.transactions import Settlement, TransactionLoop
-from fairlane_server.models.routes import version_key
-from inference_consumers.batching.received_work import ReceivedWork
+from inference_consumers.batching.batch_size import BatchLimits
+from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.batching.waiting_work import WaitingWork
 from inference_consumers.cancellations import Cancellations
 from inference_consumers.capacity.measurement import BusyTime, BusyWindow, CapacityMeter
@@ -25,7 +25,7 @@ from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.messages import Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.stall_detection import StallTimeouts
 from inference_consumers.engine_process.states import ActiveRun, EngineState, EngineStates, Host, engine_items
-from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engines.protocol import CancelledItem, Failure, ItemOutcome, LoadFailed, Problem, Success
 from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, RunKey, concerns_answers
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
@@ -42,7 +42,7 @@ _LONGEST_WAY_S = 0.1
 
 
 class EngineFailedError(Exception):
-    """An engine cannot be loaded, or not again."""
+    """An engine that has served cannot be loaded again."""
 
 
 class TooManyDeadLettersError(Exception):
@@ -138,14 +138,16 @@ class EngineDriver:
             return self.engines.lost
 
     @property
-    def loaded_versions(self) -> tuple[str, ...]:
-        """The versions that can run now or are being started again, as requests name them."""
+    def served(self) -> tuple[tuple[ModelKey, ...], BatchLimits]:
+        """The versions that can run now or are being started again, and are to stay; and the largest batch of them."""
         with self.changed:
-            return tuple(
-                version_key(*state.host.key)
-                for state in self.engines
-                if state.has_been_loaded and not state.is_unusable
-            )
+            versions, batcher = self.engines.loaded, self.waiting.batcher
+            return versions, batcher.largest(versions)
+
+    def take_unserved(self) -> list[ReceivedWork]:
+        """Remove the work of versions that this consumer does not serve any more. Under the lock."""
+        unserved = {key for key in self.waiting.waiting_models if not self.engines.serves(key)}
+        return self.waiting.take(lambda work: work.model_key in unserved) if unserved else []
 
     def idle_ms(self, now_ms: int) -> int:
         """Since the end of the last run; 0 while something runs. Under the lock."""
@@ -201,10 +203,17 @@ class EngineDriver:
             state = self.engines.by_key[host.key]
             state.name, state.is_continuous, state.life = loaded.name, loaded.continuous, host.life
             state.is_loaded = state.has_been_loaded = True
-            # It may have been given up while the source of its files was away.
-            state.is_unusable = False
+            state.memory = loaded.memory
             self.changed.notify_all()
-        log.info("engine_ready", model=host.key[0], version=host.key[1], engine=loaded.name, seconds=loaded.seconds)
+        log.info(
+            "engine_ready",
+            model=host.key[0],
+            version=host.key[1],
+            engine=loaded.name,
+            seconds=loaded.seconds,
+            memory_bytes=loaded.memory.main_bytes,
+            device_memory_bytes=loaded.memory.device_bytes,
+        )
 
     def engine_stepped(self, host: Host, step: RunStep) -> None:
         now_ms = self.clock()
@@ -299,15 +308,16 @@ class EngineDriver:
         )
         self._tell(settled)
 
-    def engine_failed(self, host: Host, reason: str) -> None:
-        """The end of the consumer, unless it is a new version beside one that serves, or ran copies alone."""
-        log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=reason)
+    def engine_failed(self, host: Host, failure: LoadFailed) -> None:
+        """The end of the consumer if it has served requests with the version. It serves on without one that cannot be
+        loaded, or that ran copies alone."""
+        log.error("engine_unusable", model=host.key[0], version=host.key[1], reason=failure.message)
         with self.changed:
             state = self.engines.by_key[host.key]
-            if (state.only_copies or not state.has_been_loaded) and self.engines.has_other_version(host.key):
-                state.is_unusable = True
-                return
-        self.on_fatal(EngineFailedError(reason))
+            state.failure = failure
+            has_served = state.has_been_loaded and not state.only_copies
+        if has_served:
+            self.on_fatal(EngineFailedError(failure.message))
 
     def _tell(self, settled: Sequence[Settled]) -> None:
         self.submit(settled)

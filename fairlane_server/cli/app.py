@@ -29,6 +29,7 @@ from fairlane_server.cli import (
     labels,
     log_replays,
     model_registry,
+    model_status,
     models,
     prices,
     rollouts,
@@ -78,6 +79,7 @@ evaluation.evaluation.add_typer(evaluation_schedules.judges, name="judge")
 app.add_typer(keys.keys_app, name="keys")
 app.add_typer(keys.users_app, name="users")
 app.add_typer(sessions.app, name="sessions")
+models.models.command("status")(model_status.show_model_status)
 models.models.command("register")(model_registry.register_models)
 models.models.command("sync")(model_registry.sync_models)
 app.command("audit")(audit.audit_command)

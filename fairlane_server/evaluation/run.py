@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fairlane.outcomes import Outcome, Task
-from fairlane.records import InferenceReply, RequestInput
+from fairlane.records import InferenceReply, Output, RequestInput
 from fairlane_server.evaluation.comparison import MeanScore, mean_score
 from fairlane_server.evaluation.evaluation_set import EvaluationExample
 from fairlane_server.evaluation.scorers import AnswerScore, ScorerName, score
@@ -84,11 +84,13 @@ def request_fields(example: EvaluationExample, scorer: ScorerName) -> dict[str, 
 
 
 def answer_of(reply: InferenceReply) -> Any:
+    """What is scored of a reply; None if it has no answer."""
+    return None if reply.output is None else answer_in(reply.output)
+
+
+def answer_in(output: Output) -> Any:
     """What is scored of an answer: the text, the first label, the scores of documents, or the first vector; None if it
     has none of them."""
-    output = reply.output
-    if output is None:
-        return None
     if output.labels:
         return output.labels[0].label
     if output.scores is not None:

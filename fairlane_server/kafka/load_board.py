@@ -16,6 +16,9 @@ from fairlane_server.admission_rule import CAPACITY_TTL_MS
 DISPATCH_TTL_MS = 2_000
 """How long a dispatcher's report counts. Longer than among dispatchers: a display must not flicker."""
 
+LOADED = "loaded"
+"""The state of a version that a consumer serves."""
+
 RATE_WINDOW_MS = 10_000
 """What tokens per second and recent refusals are taken over, by the dispatcher's own clock."""
 
@@ -85,6 +88,17 @@ class BudgetRow:
 
 
 @dataclass(frozen=True, slots=True)
+class VersionRow:
+    """A version, ``model/version``, at one consumer. ``state`` is loaded, or a ``VersionState`` with its ``reason``."""
+
+    pool: str
+    version: str
+    consumer: str
+    state: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class LoadView:
     """Everything at one moment. Tenants: those with most waiting first, then by what they get."""
 
@@ -94,6 +108,7 @@ class LoadView:
     pools: tuple[PoolRow, ...]
     tenants: tuple[TenantRow, ...]
     budgets: tuple[BudgetRow, ...] = ()
+    versions: tuple[VersionRow, ...] = ()
 
     def reserved(self, tenant: str) -> Mapping[str | None, int] | None:
         """What is reserved of a tenant's budgets, by caller (None: of the tenant). None: no dispatcher reports it."""
@@ -218,6 +233,7 @@ class LoadBoard:
             _pool_rows(self._specs.values(), consumers, silent, dispatchers),
             _tenant_rows(self._specs, dispatchers),
             _budget_rows(dispatchers),
+            _version_rows(consumers),
         )
 
 
@@ -320,6 +336,17 @@ def _budget_rows(dispatchers: list[_Dispatcher]) -> tuple[BudgetRow, ...]:
             *place, known.queued_nanos + load.queued_nanos, max(known.in_flight_nanos, load.in_flight_nanos)
         )
     return tuple(rows.values())
+
+
+def _version_rows(consumers: list[CapacityReport]) -> tuple[VersionRow, ...]:
+    """By pool and version, then by consumer."""
+    rows = [VersionRow(one.pool, version, one.instance_id, LOADED) for one in consumers for version in one.versions]
+    rows += [
+        VersionRow(one.pool, change.version, one.instance_id, change.state, change.reason)
+        for one in consumers
+        for change in one.changes
+    ]
+    return tuple(sorted(rows, key=lambda row: (row.pool, row.version, row.consumer)))
 
 
 def _rates(tenant: str, pool: str, dispatchers: list[_Dispatcher]) -> tuple[float | None, float | None]:

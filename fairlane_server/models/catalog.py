@@ -31,7 +31,8 @@ class NoVersion:
 
 Served = Callable[[ModelVersion, str], float | None]
 """The part of the consumers serving this tenant that have loaded a version, from 0 to 1; None while nothing is known of
-them. Of versions that are loaded by all consumers that name none it is 1."""
+them, and while the version is only being loaded. Of versions that are loaded by all consumers that name none it is 1.
+"""
 
 
 def nothing_known(_model: ModelVersion, _tenant: str) -> None:

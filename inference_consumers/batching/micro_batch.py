@@ -22,7 +22,7 @@ their own would cost more than the padding does.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Set
 from dataclasses import dataclass, field
 from itertools import product
 
@@ -107,7 +107,7 @@ class MicroBatcher:
     """
 
     limits: BatchLimits
-    limits_by_model: Mapping[ModelKey, BatchLimits] = field(default_factory=dict)
+    limits_by_model: dict[ModelKey, BatchLimits] = field(default_factory=dict)
     _models: dict[ModelKey, ModelQueue] = field(default_factory=dict)
     _turns: PriorityPick = field(default_factory=PriorityPick)
     _entries: dict[int, QueuedItem] = field(default_factory=dict)
@@ -144,6 +144,21 @@ class MicroBatcher:
     def __len__(self) -> int:
         return len(self._entries)
 
+    @property
+    def waiting_models(self) -> list[ModelKey]:
+        """The versions that something waits for."""
+        return [key for key, model in self._models.items() if model.items]
+
+    def forget(self, key: ModelKey) -> None:
+        """Forget what was learned of a version that nothing waits for."""
+        self.limits_by_model.pop(key, None)
+        if not self.waits_for(key):
+            self._models.pop(key, None)
+
+    def waits_for(self, key: ModelKey) -> bool:
+        model = self._models.get(key)
+        return model is not None and model.items > 0
+
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
         # Judged once each: the answer may change meanwhile.
         return [self._remove(entry) for entry in [one for one in self._entries.values() if condition(one.work)]]
@@ -159,6 +174,12 @@ class MicroBatcher:
         limits = self.limits_by_model.get(key, self.limits)
         model = self._models.get(key)
         return limits if model is None else model.safe.bounded(limits)
+
+    def largest(self, keys: Iterable[ModelKey]) -> BatchLimits:
+        """The configured bounds of the largest batch of any of these models; those of the deployment without any."""
+        limits = [self.limits_by_model.get(key, self.limits) for key in keys] or [self.limits]
+        items, tokens = max(one.max_items for one in limits), max(one.max_tokens for one in limits)
+        return BatchLimits(items, tokens, self.limits.timeout_ms)
 
     def ran(self, key: ModelKey, items: int, tokens: int, seconds: float, *, padding_tokens: int | None = None) -> None:
         """A run of a model came back, after so long. ``tokens`` is the cost of its items as the dispatcher estimated

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from fairlane.ownership import Claim
+from inference_consumers.batching.batch_size import BatchLimits
 from inference_consumers.batching.micro_batch import MicroBatch, MicroBatcher
 from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.engine_process.states import EngineStates
@@ -64,6 +65,21 @@ class WaitingWork:
             again = lane.retries.take(lambda work: work.item.deadline_at_ms < now_ms)
             expired += [*lane.batcher.take_expired(now_ms), *again]
         return expired
+
+    @property
+    def waiting_models(self) -> set[ModelKey]:
+        """The versions that something waits for, copies included."""
+        return {key for lane in self._lanes for key in (*lane.retries.waiting_models, *lane.batcher.waiting_models)}
+
+    def set_limits(self, key: ModelKey, limits: BatchLimits) -> None:
+        """The bounds of a version's batches, from when it is loaded."""
+        for lane in self._lanes:
+            lane.batcher.limits_by_model[key] = limits
+
+    def forget(self, key: ModelKey) -> None:
+        """Forget what was learned of a version that nothing waits for."""
+        for lane in self._lanes:
+            lane.batcher.forget(key)
 
     def take(self, condition: Callable[[ReceivedWork], bool]) -> list[ReceivedWork]:
         return [work for lane in self._lanes for work in (*lane.batcher.take(condition), *lane.retries.take(condition))]

@@ -13,7 +13,9 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import partial
 from multiprocessing.connection import Connection
 from time import monotonic
 from typing import TypeGuard
@@ -23,7 +25,7 @@ import msgspec
 from fairlane.outcomes import Code
 from fairlane_server.processes.core_files import no_core_file
 from fairlane_server.processes.parent import die_with_parent
-from inference_consumers.engine_process.failures import is_end_of_engine, name_of_end, problem_of
+from inference_consumers.engine_process.failures import is_end_of_engine, lacks_memory, name_of_end, problem_of
 from inference_consumers.engine_process.messages import (
     Cancel,
     Channel,
@@ -31,7 +33,6 @@ from inference_consumers.engine_process.messages import (
     Died,
     Finished,
     Loaded,
-    LoadFailed,
     Metrics,
     Run,
     RunEnded,
@@ -39,14 +40,18 @@ from inference_consumers.engine_process.messages import (
     Text,
     to_engine,
 )
+from inference_consumers.engine_process.process_facts import held_bytes
+from inference_consumers.engine_process.smoke_set import check_smoke_set
 from inference_consumers.engines.protocol import (
     ContinuousEngine,
     Engine,
     EngineItem,
     EngineLoadError,
+    EngineMemory,
     EngineSpec,
     Failure,
     ItemOutcome,
+    LoadFailed,
     Problem,
     RunCost,
     computed_tokens,
@@ -145,6 +150,9 @@ class RunReport:
 _Create = Callable[[EngineSpec], Engine]
 
 _DIED_STATUS = 3
+_LOADING_NICE = 10
+"""Added to the nice value of the process: under contention its loading gets about a tenth of what others get."""
+_MOST_NICE = 19
 _METRICS_EVERY_S = 5.0
 
 
@@ -201,13 +209,14 @@ class _EngineProcess:
             raise TypeError(f"{type(spec).__name__} came before EngineSpec")
         started = monotonic()
         try:
-            engine = self._create(spec)
-            engine.load()
+            load = partial(_load, self._create, spec)
+            engine = _at_low_priority(load) if spec.is_beside and _starts_no_threads(spec) else load()
         except EngineLoadError as error:
             # One line, for a log: libraries explain at length.
-            self._channel.write(LoadFailed(" ".join(str(error).split())))
+            self._channel.write(LoadFailed(" ".join(str(error).split()), no_room=lacks_memory(error)))
             return None
-        self._channel.write(Loaded(engine.name, _is_continuous(engine), monotonic() - started))
+        seconds = monotonic() - started
+        self._channel.write(Loaded(engine.name, _is_continuous(engine), seconds, _memory_of(engine)))
         return engine
 
     def _read(self) -> None:
@@ -280,6 +289,33 @@ class _EngineProcess:
         report.end(cost, problem)
 
 
+def _load(create: _Create, spec: EngineSpec) -> Engine:
+    """Load an engine and try it. Raises EngineLoadError."""
+    engine = create(spec)
+    engine.load()
+    check_smoke_set(engine, spec)
+    return engine
+
+
+def _starts_no_threads(spec: EngineSpec) -> bool:
+    """Whether nothing that an engine starts while it is loaded goes on afterwards."""
+    return spec.engine_name.startswith("torch")
+
+
+def _at_low_priority(load: Callable[[], Engine]) -> Engine:
+    """The result of a call in a thread that leaves the processors to others.
+
+    On Linux a nice value is of one thread and of those that it starts; the thread that runs batches keeps its own.
+    """
+    with ThreadPoolExecutor(1, "load", initializer=_be_nice) as pool:
+        return pool.submit(load).result()
+
+
+def _be_nice() -> None:
+    thread = threading.get_native_id()
+    os.setpriority(os.PRIO_PROCESS, thread, min(_MOST_NICE, os.getpriority(os.PRIO_PROCESS, thread) + _LOADING_NICE))
+
+
 def named_items(run: Run) -> tuple[EngineItem, ...]:
     """Its items under names that no other has here: ids of requests are their tenants' own, two may be alike."""
     return tuple(replace(item, item_id=item_name(run.run_id, index)) for index, item in enumerate(run.items))
@@ -299,3 +335,13 @@ def _free_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_available():
         torch.cuda.empty_cache()
+
+
+def _memory_of(engine: Engine) -> EngineMemory:
+    main_bytes, fills_device = held_bytes(os.getpid()), bool(getattr(engine, "fills_device", False))
+    torch = sys.modules.get("torch")
+    # An engine that uses no GPU here must not begin to: a context alone takes hundreds of megabytes.
+    if torch is None or not torch.cuda.is_initialized():
+        return EngineMemory(main_bytes, fills_device=fills_device)
+    free_bytes, _ = torch.cuda.mem_get_info()
+    return EngineMemory(main_bytes, torch.cuda.memory_reserved(), free_bytes, fills_device)

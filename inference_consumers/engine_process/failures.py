@@ -19,7 +19,7 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from inference_consumers.engines.protocol import EngineGoneError, Problem, TransientEngineError
+from inference_consumers.engines.protocol import EngineGoneError, NoRoomError, Problem, TransientEngineError
 
 # torch's own by name: this process may serve no torch engine, and importing torch takes seconds.
 _OUT_OF_MEMORY = frozenset({"MemoryError", "OutOfMemoryError"})
@@ -41,6 +41,15 @@ def is_out_of_memory(error: BaseException) -> bool:
     if any(kind.__name__ in _OUT_OF_MEMORY for kind in type(error).__mro__):
         return True
     return isinstance(error, RuntimeError) and _TORCH_CPU_OUT_OF_MEMORY in str(error)
+
+
+def lacks_memory(error: BaseException | None) -> bool:
+    """Whether a model was not loaded for want of memory."""
+    while error is not None:
+        if isinstance(error, NoRoomError) or is_out_of_memory(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_end_of_engine(error: BaseException) -> bool:

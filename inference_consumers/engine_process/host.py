@@ -26,7 +26,7 @@ from fairlane.settings import Settings
 from fairlane_server.artifacts.cache import CachedArtifact
 from fairlane_server.artifacts.digest import ArtifactError
 from fairlane_server.artifacts.source import ArtifactUnavailableError, StoppedError, StopWait
-from fairlane_server.artifacts.store import ArtifactStore, artifact_store
+from fairlane_server.artifacts.store import ArtifactStore
 from inference_consumers.child_process import kill_child, start_child
 from inference_consumers.engine_process.failures import EndKind, EngineEnd, end_by_error, end_of
 from inference_consumers.engine_process.messages import (
@@ -36,15 +36,14 @@ from inference_consumers.engine_process.messages import (
     Died,
     FromEngine,
     Loaded,
-    LoadFailed,
     Metrics,
     Run,
     RunEnded,
     RunStep,
     from_engine,
 )
-from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, is_stopped
-from inference_consumers.engines.protocol import EngineItem, EngineSpec, SimulatedCost
+from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, held_bytes, is_stopped
+from inference_consumers.engines.protocol import EngineItem, EngineSpec, LoadFailed, SimulatedCost
 from inference_consumers.engines.remote.endpoints import ModelEndpoints, endpoints_of
 from inference_consumers.engines.remote.endpoints_file import load_endpoints
 
@@ -64,6 +63,10 @@ _END_TIMEOUT_S = 5.0
 _STANDARD_ERROR = 2
 
 
+def _never() -> bool:
+    return False
+
+
 class EngineListener(Protocol):
     """Callbacks for an engine's events, on the host's thread. Must not raise."""
 
@@ -79,9 +82,8 @@ class EngineListener(Protocol):
     def engine_died(self, host: "EngineHost", end: EngineEnd) -> None:
         """Its process is gone with all its runs; unless the host is closing, it is started again."""
 
-    def engine_failed(self, host: "EngineHost", reason: str) -> None:
-        """It cannot be loaded, and is not tried again; but for one whose files are at a source that is away, which is
-        loaded when they can be had."""
+    def engine_failed(self, host: "EngineHost", failure: LoadFailed) -> None:
+        """It cannot be loaded, and is not tried again here."""
 
 
 class EngineHost:
@@ -116,7 +118,8 @@ class EngineHost:
         self._channel: Channel | None = None
         # Of the present process.
         self._is_loaded = self._has_run = False
-        self._load_failure: str | None = None
+        self._load_failure: LoadFailed | None = None
+        self._lacks_room: Callable[[], bool] = _never
         self._died_of = ""
         self._ended_here: EngineEnd | None = None
         self._oom_kills = OomKills()
@@ -146,7 +149,16 @@ class EngineHost:
         pid = self.pid
         return None if pid is None else cpu_ms(pid)
 
-    def start(self, listener: EngineListener) -> None:
+    @property
+    def held_bytes(self) -> int:
+        """Main memory of its process and that one's children; 0 without one."""
+        pid = self.pid
+        return 0 if pid is None else held_bytes(pid)
+
+    def start(self, listener: EngineListener, lacks_room: Callable[[], bool] | None = None) -> None:
+        """``lacks_room`` is given when others serve meanwhile. The model is then loaded at low priority the first time.
+        ``lacks_room`` is asked every moment; once it is true, loading ends as failed for want of room."""
+        self._lacks_room = lacks_room or _never
         self._thread = threading.Thread(target=self._serve, args=(listener,), name=f"engine-{self.key[0]}", daemon=True)
         self._thread.start()
 
@@ -187,51 +199,48 @@ class EngineHost:
 
     def _serve(self, listener: EngineListener) -> None:
         try:
-            with self._files(listener):
+            with self._files():
                 self._live(listener)
         except StoppedError:
             pass
         except ArtifactError as error:
-            self._files_failed(error, listener)
+            metrics.ARTIFACT_FAILURES.labels(model=self.key[0], reason=type(error).__name__).inc()
+            may_pass = isinstance(error, ArtifactUnavailableError)
+            listener.engine_failed(self, self._failed(str(error), may_pass=may_pass))
         except Exception as error:  # noqa: BLE001 - a thread that ends must end the consumer, not leave it without engine
             why = f"its listener failed: {type(error).__name__}"
             self._ended_here = EngineEnd(EndKind.KILLED, why)
             log.error("engine_listener_failed", model=self.key[0], error=type(error).__name__)
             if self._process is not None and self._channel is not None:
                 self._bury(self._process, self._channel)
-            listener.engine_failed(self, f"{self.key[0]}: {why}")
+            listener.engine_failed(self, self._failed(why))
 
     @contextlib.contextmanager
-    def _files(self, listener: EngineListener) -> Iterator[None]:
+    def _files(self) -> Iterator[None]:
         """Have the files of the model on this machine meanwhile. Raises ArtifactError, StoppedError."""
         if self._fetch is None:
             yield
             return
-        artifact = self._fetched(self._fetch, listener)
+        artifact = self._fetched(self._fetch)
         try:
             self.spec = msgspec.structs.replace(self.spec, models_dir=str(artifact.path))
             yield
         finally:
             artifact.release()
 
-    def _fetched(self, fetch: Callable[[StopWait], CachedArtifact], listener: EngineListener) -> CachedArtifact:
-        began_s, tries, is_reported = monotonic(), 0, False
+    def _fetched(self, fetch: Callable[[StopWait], CachedArtifact]) -> CachedArtifact:
+        began_s, tries = monotonic(), 0
         while True:
             try:
                 return fetch(self._closing.wait)
             except ArtifactUnavailableError as error:
                 tries += 1
                 log.warning("artifact_unavailable", model=self.key[0], version=self.key[1], reason=str(error))
-                if not is_reported and monotonic() - began_s >= self._fetch_patience_s:
+                if monotonic() - began_s >= self._fetch_patience_s:
                     # Others can be loaded meanwhile.
-                    is_reported = True
-                    self._files_failed(error, listener)
+                    raise
             if self._closing.wait(self._backoff.delay_s(tries, self._chance())):
                 raise StoppedError
-
-    def _files_failed(self, error: ArtifactError, listener: EngineListener) -> None:
-        metrics.ARTIFACT_FAILURES.labels(model=self.key[0], reason=type(error).__name__).inc()
-        listener.engine_failed(self, f"{self.key[0]}: {error}")
 
     def _live(self, listener: EngineListener) -> None:
         # The process is started here and nowhere else: the kernel ends it with the thread that started it.
@@ -240,7 +249,7 @@ class EngineHost:
             try:
                 self._start()
             except OSError as error:
-                listener.engine_failed(self, f"{self.key[0]}: {self._python} cannot be started: {error.strerror}")
+                listener.engine_failed(self, self._failed(f"{self._python} cannot be started: {error.strerror}"))
                 return
             end = self._listen(listener)
             if self._load_failure is not None:
@@ -255,10 +264,13 @@ class EngineHost:
             )
             if deaths_while_loading >= MAX_DEATHS_WHILE_LOADING:
                 why = f"its process died {deaths_while_loading} times while it loaded: {end.reason}"
-                listener.engine_failed(self, f"{self.key[0]}: {why}")
+                listener.engine_failed(self, self._failed(why))
                 return
             listener.engine_died(self, end)
             self._closing.wait(self._backoff.delay_s(deaths, self._chance()))
+
+    def _failed(self, why: str, *, no_room: bool = False, may_pass: bool = False) -> LoadFailed:
+        return LoadFailed(f"{self.key[0]}: {why}", no_room, may_pass)
 
     def _start(self) -> None:
         self._ended_here = self._load_failure = None
@@ -270,7 +282,7 @@ class EngineHost:
         self._life += 1
         self._channel = channel
         with contextlib.suppress(OSError):
-            channel.write(self.spec)
+            channel.write(msgspec.structs.replace(self.spec, is_beside=self._lacks_room is not _never))
 
     def _listen(self, listener: EngineListener) -> EngineEnd:
         process, channel = self._process, self._channel
@@ -284,6 +296,9 @@ class EngineHost:
                     break
                 elif not self._is_loaded and monotonic() - started > _LOAD_TIMEOUT_S:
                     self.kill(EngineEnd(EndKind.HUNG, f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s"))
+                elif not self._is_loaded and self._load_failure is None and self._lacks_room():
+                    self._load_failure = self._failed("it would leave too little memory", no_room=True)
+                    self.kill(EngineEnd(EndKind.KILLED, "for want of memory"))
         except (EOFError, OSError):
             pass
         except msgspec.DecodeError as error:
@@ -300,7 +315,7 @@ class EngineHost:
     def _take(self, message: FromEngine, listener: EngineListener) -> None:
         match message:
             case Loaded():
-                self._is_loaded = True
+                self._is_loaded, self._lacks_room = True, _never
                 listener.engine_loaded(self, message)
             case RunStep():
                 listener.engine_stepped(self, message)
@@ -308,7 +323,7 @@ class EngineHost:
                 self._has_run = True
                 listener.engine_ended(self, message)
             case LoadFailed():
-                self._load_failure = message.message
+                self._load_failure = self._load_failure or message
             case Died():
                 self._died_of = message.error
             case Metrics():
@@ -331,13 +346,13 @@ class EngineMetrics(Collector):
     """Collector of the metrics that engines keep themselves (vLLM's, named ``vllm:…``). Unreadable ones are logged and
     left out: they must not take the others along."""
 
-    def __init__(self, hosts: Sequence[EngineHost]) -> None:
-        self._hosts = tuple(hosts)
+    def __init__(self, hosts: Callable[[], Sequence[EngineHost]]) -> None:
+        self._hosts = hosts
 
     def collect(self) -> Iterable[Metric]:
         """A family that several engines have is shown once, with the samples of all."""
         families: dict[str, Metric] = {}
-        for host in self._hosts:
+        for host in self._hosts():
             try:
                 found = list(text_string_to_metric_families(host.metrics_text))
             except ValueError as error:
@@ -353,15 +368,12 @@ class EngineMetrics(Collector):
         return ()
 
 
-def engine_hosts(settings: Settings, models: Sequence[ModelVersion]) -> list[EngineHost]:
-    """Raises ConfigError for a bad endpoints file."""
-    environment = without_settings(os.environ)
-    artifacts = artifact_store(settings)
+def engine_host(settings: Settings, artifacts: ArtifactStore, model: ModelVersion) -> EngineHost:
+    """The host of a version's engine, not started. The endpoints file is read each time, so that a new version may have
+    new endpoints. Raises ConfigError for a bad one."""
     entries = () if settings.endpoints_file is None else load_endpoints(settings.endpoints_file)
-    return [
-        _engine_host(settings, model, environment, artifacts, endpoints_of(entries, model.model, model.version))
-        for model in models
-    ]
+    endpoints = endpoints_of(entries, model.model, model.version)
+    return _engine_host(settings, model, without_settings(os.environ), artifacts, endpoints)
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:

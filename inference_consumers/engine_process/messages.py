@@ -8,7 +8,14 @@ from multiprocessing.connection import Connection
 
 import msgspec
 
-from inference_consumers.engines.protocol import EngineItem, EngineSpec, ItemOutcome, Problem
+from inference_consumers.engines.protocol import (
+    EngineItem,
+    EngineMemory,
+    EngineSpec,
+    ItemOutcome,
+    LoadFailed,
+    Problem,
+)
 
 
 class Run(msgspec.Struct, frozen=True, tag=True):
@@ -35,12 +42,7 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     name: str
     continuous: bool
     seconds: float
-
-
-class LoadFailed(msgspec.Struct, frozen=True, tag=True):
-    """The model cannot be served, and trying again would not help; the process ends."""
-
-    message: str
+    memory: EngineMemory = EngineMemory()
 
 
 class Finished(msgspec.Struct, frozen=True):

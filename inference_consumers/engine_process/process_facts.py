@@ -5,7 +5,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
+
 _PROC = Path("/proc")
+_CGROUP = Path("/sys/fs/cgroup")
 _STOPPED = ("T", "t")
 """By a signal, and by a debugger (proc(5), the state in /proc/PID/stat)."""
 
@@ -28,13 +31,50 @@ def cpu_ms(pid: int, proc: Path = _PROC) -> int | None:
     return round(sum(ticks) * _TICK_MS) if ticks else None
 
 
+def held_bytes(pid: int, proc: Path = _PROC) -> int:
+    """Main memory of a process and its descendants: pages that n processes share count for a nth of each (PSS). 0 when
+    there is no such process."""
+    return sum(map(_resident_bytes, _family(pid, proc)))
+
+
+def main_memory_bytes(cgroup: Path = _CGROUP) -> int:
+    """Bytes that this process may still allocate: the machine's, or its container's if less."""
+    free = int(psutil.virtual_memory().available)
+    try:
+        limit = (cgroup / "memory.max").read_text().strip()
+        used = int((cgroup / "memory.current").read_text())
+        cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
+    except (OSError, ValueError):
+        return free
+    if limit == "max":
+        return free
+    # The kernel gives up cached files before it ends a process.
+    return max(0, min(free, int(limit) - used + int(cached.get("inactive_file", 0))))
+
+
+def _resident_bytes(folder: Path) -> int:
+    for line in _text(folder / "smaps_rollup").splitlines():
+        name, _, size = line.partition(":")
+        if name == "Pss":
+            return int(size.split()[0]) * 1024
+    # Of a process that may not be looked into only the whole is known, shared pages included.
+    sizes = _text(folder / "statm").split()
+    return int(sizes[1]) * os.sysconf("SC_PAGE_SIZE") if len(sizes) > 1 else 0
+
+
 def _stats(pid: int, proc: Path) -> Iterator[list[str]]:
     """The fields of /proc/PID/stat after the program's name, of a process and each of its descendants."""
+    for folder in _family(pid, proc):
+        # The name is in parentheses, and may hold any character.
+        yield _text(folder / "stat").rpartition(")")[2].split()
+
+
+def _family(pid: int, proc: Path) -> Iterator[Path]:
+    """The folders of a process and its descendants below /proc."""
     waiting = [str(pid)]
     while waiting:
         folder = proc / waiting.pop()
-        # The name is in parentheses, and may hold any character.
-        yield _text(folder / "stat").rpartition(")")[2].split()
+        yield folder
         with contextlib.suppress(OSError):
             for children in folder.glob("task/*/children"):
                 waiting += _text(children).split()

@@ -3,7 +3,7 @@
 Changed under the consumer's lock.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
@@ -13,7 +13,14 @@ from inference_consumers.batching.received_work import ModelKey, ReceivedWork
 from inference_consumers.capacity.measurement import MeasuredRun, measured
 from inference_consumers.engine_process.failures import EngineEnd
 from inference_consumers.engine_process.stall_detection import RunWatch, StallTimeouts
-from inference_consumers.engines.protocol import EngineItem, Failure, ItemOutcome, Success
+from inference_consumers.engines.protocol import (
+    EngineItem,
+    EngineMemory,
+    Failure,
+    ItemOutcome,
+    LoadFailed,
+    Success,
+)
 
 _ENGINE_PROBLEMS = frozenset({Code.POISON, Code.ENGINE_ERROR, Code.OVERLOADED})
 
@@ -163,6 +170,9 @@ class Host(Protocol):
     @property
     def cpu_ms(self) -> int | None: ...
 
+    @property
+    def held_bytes(self) -> int: ...
+
     def kill(self, end: EngineEnd) -> None: ...
 
     def close(self, timeout_s: float) -> None: ...
@@ -171,7 +181,8 @@ class Host(Protocol):
 @dataclass(slots=True)
 class EngineState:
     """State of one engine. ``life`` numbers its process; ``name`` is its name in replies; ``watch`` is set while it
-    runs something. ``is_unusable``: it could not be loaded, and another version of its model serves."""
+    runs something. ``failure``: it could not be loaded. ``is_hidden``: it is to be unloaded, and not reported any more;
+    ``is_leaving``: it takes nothing new either."""
 
     host: Host
     max_items: int
@@ -180,7 +191,10 @@ class EngineState:
     is_continuous: bool = False
     is_loaded: bool = False
     has_been_loaded: bool = False
-    is_unusable: bool = False
+    memory: EngineMemory = field(default_factory=EngineMemory)
+    failure: LoadFailed | None = None
+    is_hidden: bool = False
+    is_leaving: bool = False
     life: int = 0
     watch: RunWatch | None = None
     has_run_requests: bool = False
@@ -205,22 +219,24 @@ class EngineState:
 @dataclass(slots=True)
 class EngineStates:
     """Micro-batch engines run one batch at a time, whatever the number of models: they share a device. A continuous one
-    takes items as long as it has room. Copies for evaluation wait for all runs, and hold up only their own engine."""
+    takes items as long as it has room. Copies for evaluation wait for all runs, and hold up only their own engine.
+    Versions come and go (``inference_consumers/versions``)."""
 
-    by_key: Mapping[ModelKey, EngineState]
+    by_key: dict[ModelKey, EngineState] = field(default_factory=dict)
     runs: ActiveRuns = field(default_factory=ActiveRuns)
 
     def __iter__(self) -> Iterator[EngineState]:
         return iter(self.by_key.values())
 
     def serves(self, key: ModelKey) -> bool:
-        """Whether this consumer has an engine for the version: a running one, or one that is being started again."""
+        """Whether this consumer takes work for the version: its engine is loaded, or is being started again."""
         state = self.by_key.get(key)
-        return state is not None and not state.is_unusable
+        return state is not None and state.has_been_loaded and not state.is_leaving and state.failure is None
 
-    def has_other_version(self, key: ModelKey) -> bool:
-        """Whether this consumer has an engine for another version of the model."""
-        return any(other[0] == key[0] and other != key and self.serves(other) for other in self.by_key)
+    @property
+    def loaded(self) -> tuple[ModelKey, ...]:
+        """Versions that can run now or are being started again, and are to stay."""
+        return tuple(key for key, state in self.by_key.items() if self.serves(key) and not state.is_hidden)
 
     def ended(self, key: ModelKey) -> None:
         if not self.runs.of(key):

@@ -9,9 +9,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
 
+from inference_consumers.engine_process.process_facts import main_memory_bytes
 from inference_consumers.engines.protocol import EngineLoadError, EngineSpec
 
 # Any of these makes a tokenizer; the first is what nearly every model has.
@@ -25,7 +25,6 @@ _TOKENIZERS = (
     "tekken.json",
 )
 _BITS = re.compile(r"\d+")
-_CGROUP = Path("/sys/fs/cgroup")
 _GIB = 1 << 30
 
 
@@ -53,31 +52,16 @@ def unsafe_weights(spec: EngineSpec, file: Path, why: str) -> EngineLoadError:
 
 
 def check_memory(spec: EngineSpec, path: Path, needed_bytes: int, device: torch.device) -> None:
-    """Raises EngineLoadError, with both figures, when the machine or the device has less than the weights need."""
+    """Raises NoRoomError, with both figures, when the machine or the device has less than the weights need."""
     places = {"this machine": main_memory_bytes()}
     if device.type == "cuda":
         places[str(device)] = torch.cuda.mem_get_info(device)[0]
     for place, free_bytes in places.items():
         if needed_bytes > free_bytes:
-            raise spec.error(
+            raise spec.no_room(
                 f"{path}: the weights need {needed_bytes / _GIB:.2f} GiB of memory; "
                 f"{place} has {free_bytes / _GIB:.2f} GiB left"
             )
-
-
-def main_memory_bytes(cgroup: Path = _CGROUP) -> int:
-    """Bytes that this process may still allocate: the machine's, or its container's if less."""
-    free = int(psutil.virtual_memory().available)
-    try:
-        limit = (cgroup / "memory.max").read_text().strip()
-        used = int((cgroup / "memory.current").read_text())
-        cached = dict(line.split() for line in (cgroup / "memory.stat").read_text().splitlines())
-    except (OSError, ValueError):
-        return free
-    if limit == "max":
-        return free
-    # The kernel gives up cached files before it ends a process.
-    return max(0, min(free, int(limit) - used + int(cached.get("inactive_file", 0))))
 
 
 def check_model_folder(spec: EngineSpec) -> None:

@@ -62,10 +62,16 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
     """Whether files may be loaded that can run any code."""
     endpoints: ModelEndpoints | None = None
     """Of an engine that only asks servers."""
+    is_beside: bool = False
+    """Whether others serve while it is loaded."""
 
     @property
     def path(self) -> Path:
         return Path(self.models_dir) / self.model.path
+
+    @property
+    def engine_name(self) -> str:
+        return self.engine or self.model.engine
 
     @property
     def limits(self) -> EngineLimits:
@@ -76,6 +82,9 @@ class EngineSpec(msgspec.Struct, frozen=True, tag=True):
 
     def error(self, reason: str) -> "EngineLoadError":
         return EngineLoadError(f"{self.model.model}: {reason}")
+
+    def no_room(self, reason: str) -> "NoRoomError":
+        return NoRoomError(f"{self.model.model}: {reason}")
 
 
 @frozen_dataclass(frozen=True, slots=True)
@@ -210,8 +219,34 @@ class Problem:
     transient: bool = False
 
 
+class EngineMemory(msgspec.Struct, frozen=True):
+    """What an engine's process and its children hold, in bytes of the machine's memory and of its GPU's.
+
+    ``device_free_bytes`` is what the GPU has left; None without one. ``fills_device``: the engine took a fixed part of
+    the GPU, whatever the size of its model.
+    """
+
+    main_bytes: int = 0
+    device_bytes: int = 0
+    device_free_bytes: int | None = None
+    fills_device: bool = False
+
+
+class LoadFailed(msgspec.Struct, frozen=True, tag=True):
+    """The model cannot be served, and trying again would not help; the process ends. ``no_room``: it may help when
+    there is more memory. ``may_pass``: it may help later, since the source of its files is away."""
+
+    message: str
+    no_room: bool = False
+    may_pass: bool = False
+
+
 class EngineLoadError(Exception):
     """The model cannot be loaded: names the model, the path and the reason."""
+
+
+class NoRoomError(EngineLoadError):
+    """There is not enough memory for the model."""
 
 
 class TransientEngineError(Exception):

@@ -25,7 +25,7 @@ def create_engine(spec: EngineSpec) -> Engine:
     # OpenMP reads this once, when torch is imported. By default its threads spin while they wait for one another,
     # which made generation 5 to 9 times slower on cores that other processes use as well.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    match spec.engine or spec.model.engine:
+    match spec.engine_name:
         case "torch-causal-lm":
             from inference_consumers.engines.causal_lm import CausalLmEngine
 

@@ -85,7 +85,9 @@ async def start_streams(
     loop = asyncio.get_running_loop()
     # Results of a step are handed out before its end is reported.
     engine = create_async_llm(spec, [_iteration_logger(lambda: loop.call_soon(on_iteration))])
-    return VllmStreams(engine, on_death)
+    from vllm.platforms import current_platform
+
+    return VllmStreams(engine, on_death, fills_device=not current_platform.is_cpu())
 
 
 def prepare_process() -> None:
@@ -212,9 +214,13 @@ class _OwnMetrics(Collector):
 
 
 class VllmStreams:
-    """An asynchronous text generator by vLLM's AsyncLLM. All calls are made in one event loop."""
+    """An asynchronous text generator by vLLM's AsyncLLM. All calls are made in one event loop.
 
-    def __init__(self, engine: Any, on_death: Callable[[BaseException], None]) -> None:
+    ``fills_device``: it has a fixed part of a GPU (``gpu_memory_utilization``).
+    """
+
+    def __init__(self, engine: Any, on_death: Callable[[BaseException], None], *, fills_device: bool = False) -> None:
+        self.fills_device = fills_device
         self._engine = engine
         self._on_death = on_death
         self._is_closing = False

@@ -40,7 +40,12 @@ from inference_consumers.engines.protocol import (
     try_once,
 )
 from inference_consumers.engines.sampling import Logprobs
-from inference_consumers.engines.vllm_client import Progress, RequestRefusedError, VllmStreams, start_streams
+from inference_consumers.engines.vllm_client import (
+    Progress,
+    RequestRefusedError,
+    VllmStreams,
+    start_streams,
+)
 
 
 @dataclass(eq=False, slots=True)
@@ -115,6 +120,8 @@ class VllmEngine:
 
     def __init__(self, spec: EngineSpec, start: Callable[..., Coroutine[Any, Any, Any]] = start_streams) -> None:
         self.limits = spec.limits
+        self.fills_device = False
+        """Whether it took a part of a GPU for itself, whatever the size of its model."""
         self._spec = spec
         self._start = start
         self._loaded: _Loaded | None = None
@@ -145,6 +152,7 @@ class VllmEngine:
             thread.close()
             raise spec.error(f"{spec.path} cannot be loaded: {error}") from error
         self._loaded = _Loaded(encoder, TokenNames(tokenizer), thread, streams)
+        self.fills_device = streams.fills_device
         try_once(self, [warm_up_item(tokenizer)], spec)
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:

@@ -230,6 +230,11 @@ class PendingRetries:
     def cost_tokens(self) -> int:
         return sum(work.item.cost_tokens for again in self._waiting for work in again.work)
 
+    @property
+    def waiting_models(self) -> set[ModelKey]:
+        """The versions that something waits for."""
+        return {again.model_key for again in self._waiting}
+
     def due_at_ms(self, runnable: Set[ModelKey], idle: Set[ModelKey]) -> int | None:
         """When ``next`` may have something for the same models; None when it will not."""
         return min((again.not_before_ms for again in self._waiting if _can_run(again, runnable, idle)), default=None)

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from fairlane_server.administration.observer import Observer
 from fairlane_server.api_keys.permissions import Permission
-from fairlane_server.kafka.load_board import LoadView, PoolRow, TenantRow
+from fairlane_server.kafka.load_board import LOADED, LoadView, PoolRow, TenantRow, VersionRow
 from producers.admin.blocking import Serial
 from producers.admin.deps import AT_MS, AdminDeps
 from producers.admin.problems import READING, answered_errors
@@ -27,6 +27,7 @@ class LoadsAnswer(ResponseBody):
     dispatchers_gone: int
     pools: tuple[PoolRow, ...]
     tenants: tuple[TenantRow, ...]
+    versions: tuple[VersionRow, ...] = Field((), description="Which consumers have loaded which versions of models")
     trouble: str | None = Field(None, description="Why no reports come in")
 
 
@@ -37,6 +38,7 @@ _LOADS = LoadsAnswer(
     dispatchers_gone=0,
     pools=(_POOL,),
     tenants=(TenantRow("acme", "generate", 2.0, 3, 2_000, 1_200, 450.0, 0.5, 0.5, 120.0),),
+    versions=(VersionRow("generate", "smollm2-135m-instruct/2", "consumer-1", LOADED),),
 )
 
 
@@ -62,5 +64,6 @@ def _loads_answer(view: LoadView, trouble: str | None) -> LoadsAnswer:
         dispatchers_gone=view.dispatchers_gone,
         pools=view.pools,
         tenants=view.tenants,
+        versions=view.versions,
         trouble=trouble,
     )

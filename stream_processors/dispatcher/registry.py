@@ -33,9 +33,9 @@ class Registry:
     """The deployment's, in milliseconds by class."""
     tenants: Mapping[str, TenantSpec] = field(default_factory=dict)
     models: ModelCatalog = field(default_factory=ModelCatalog)
-    loaded: Mapping[str, Mapping[str, float] | None] = field(default_factory=dict)
-    """By pool that has ever reported, the part of its consumers that has loaded each version, ``model/version``; None
-    for a pool of which that is not known."""
+    loaded: Mapping[str, Mapping[str, float | None] | None] = field(default_factory=dict)
+    """By pool that has ever reported, the part of its consumers that has loaded each version, ``model/version``, and
+    None for one that is only being loaded; None for a pool of which that is not known."""
     _pool_owners: Mapping[str, str] = field(default_factory=dict)
     _guardrails: Mapping[str, GuardrailPolicy] = field(default_factory=dict)
     """Of the tenants that have requests checked."""
@@ -76,7 +76,7 @@ class Registry:
 
     def served(self, model: ModelVersion, tenant: str) -> float | None:
         """The part of the consumers of the tenant's pool for this model that has loaded the version; None for a pool
-        that never reported."""
+        that never reported, and for a version that is only being loaded."""
         pool = self.tenant(tenant).pool or model.pool
         if pool not in self.loaded:
             return None

@@ -51,6 +51,7 @@ NOT_RUN: Mapping[str, str] = {
     r"fairlane evaluation (set add (agreed|rated)|judge |run questions)": "needs labels and a judge; run by "
     "tests/integration/test_evaluation_runs.py",
     r"fairlane models (register digits-3\.yaml|sync )": "needs MLflow; tests/integration/test_mlflow_registry.py",
+    r"fairlane models alias digits candidate 3": "the version that MLflow has",
     r"make ": "a target of its own: a tier of the tests, the demo, or the stack itself (test_first_hour)",
     r"sh deploy/new_env\.sh|docker ": "needs a Docker engine; the compose file is checked in tests/contract",
     r"cp deploy/nginx/|nginx ": "needs root and the port 443; tests/integration/test_edge.py runs the configuration",

@@ -1,7 +1,6 @@
 """A rollback while those that decide it and carry it out are killed: one record, nothing refused, nothing twice."""
 
 import random
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -18,10 +17,11 @@ from fairlane_server.control.route_change import change_route
 from fairlane_server.models.changes import Author
 from fairlane_server.models.rollout_arms import CANDIDATE_ARM
 from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
-from tests.kit.deployment import write_models
+from tests.kit.deployment import default_model
 from tests.kit.pipeline import Pipeline
 from tests.kit.processes import ServiceProcess
 from tests.kit.stack import PostgresServer
+from tests.kit.steady_traffic import SteadyTraffic
 from tests.kit.waiting import eventually
 
 pytestmark = [pytest.mark.full, pytest.mark.broker, pytest.mark.timeout(300)]
@@ -36,31 +36,6 @@ SLOW = {"SIMULATED_BATCH_MS": "600"}
 """The candidate's engine is, whatever else is."""
 
 
-class Traffic:
-    """A few requests a second of each tenant, each with its time, until it is stopped."""
-
-    def __init__(self, pipeline: Pipeline) -> None:
-        self._pipeline = pipeline
-        self.sent: dict[str, dict[str, float]] = {tenant: {} for tenant in TENANTS}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._send, daemon=True)
-
-    def __enter__(self) -> "Traffic":
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _send(self) -> None:
-        while not self._stop.wait(0.05):
-            for tenant in TENANTS:
-                request = self._pipeline.request(timeout_ms=120_000)
-                self._pipeline.publish(tenant, request)
-                self.sent[tenant][request.request_id] = monotonic()
-
-
 @pytest.fixture
 def pipeline(
     broker: str,
@@ -68,7 +43,10 @@ def pipeline(
     unique: str,
     migrated: PostgresServer,
 ) -> Iterator[Pipeline]:
-    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, env=SOON) as made:
+    champion = default_model(unique, f"{unique}-pool")
+    # In a pool of its own, whose engines are slow.
+    candidate = replace(champion, version="2", pool=f"{unique}-slow")
+    with Pipeline(broker, tmp_path, unique, tenants=TENANTS, models=(champion, candidate), env=SOON) as made:
         yield made
 
 
@@ -83,13 +61,10 @@ def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment
     pipeline: Pipeline, migrated: PostgresServer, seed: int
 ) -> None:
     dice = random.Random(seed)
-    (old,) = pipeline.models
-    new = replace(old, version="2")
-    models_file = pipeline.folder / "models.yaml"
-    pipeline.control_models.publish([new])
+    old, new = pipeline.models
+    pipeline.control_models.publish([ModelRoute(old.model, 1, {"champion": "1", "candidate": "2"}, {})])
     pipeline.start(dispatchers=2, consumers=1)
-    write_models(models_file, [new])
-    pipeline.consumer(2, SLOW).wait_ready()
+    pipeline.consumer(2, SLOW, pool=new.pool).wait_ready()
     pipeline.recorder(postgres_dsn=migrated.recorder_dsn).wait_ready()
     for number in (1, 2):
         admin(pipeline, migrated.admin_dsn, number).wait_ready()
@@ -101,7 +76,7 @@ def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment
         assert isinstance(record, ModelRoute)
         return record
 
-    with Traffic(pipeline) as traffic:
+    with SteadyTraffic(pipeline, TENANTS) as traffic:
         change_route(
             *(pipeline.settings, pipeline.codec, old.model),
             lambda published: with_rollout(published, old.model, plan, Author("a test", now_ms())),
@@ -119,11 +94,7 @@ def test_a_bad_candidate_is_taken_back_though_everybody_is_killed_in_that_moment
         pipeline.dispatcher(1).wait_ready()
         admin(pipeline, migrated.admin_dsn, 2).wait_ready()
         eventually(lambda: monotonic() > published_at + 2 * IN_EFFECT_S, 3 * IN_EFFECT_S, "some traffic after it")
-    replies = {}
-    for tenant in TENANTS:
-        log = pipeline.replies(tenant)
-        log.wait(list(traffic.sent[tenant]), PATIENCE_S)
-        replies.update(log.exactly_once(list(traffic.sent[tenant])))
+    replies = traffic.replies(PATIENCE_S)
     sent_at = {**traffic.sent["a"], **traffic.sent["b"]}
 
     assert {reply.outcome for reply in replies.values()} == {Outcome.OK}, "nothing is refused"

@@ -213,6 +213,17 @@ CASES = (
         {},
     ),
     Case(
+        "VersionNotLoaded",
+        {
+            'fairlane_versions_missing{state="failed"}': "0x4 2x5 0x9",
+            'fairlane_versions_missing{state="loading"}': "1x19",
+        },
+        (6, 10),
+        (4, 5, 12),
+        TICKET | {"state": "failed"},
+        "A consumer cannot load 2 versions, or their smoke sets failed: they get no requests there",
+    ),
+    Case(
         "ModelFilesReplaced",
         {'fairlane_artifacts_changed{model="digits"}': "0x4 2x4 0"},
         (5, 9),

@@ -33,6 +33,7 @@ from inference_consumers.engines.protocol import (
     EngineSpec,
     Failure,
     ItemOutcome,
+    LoadFailed,
     SimulatedCost,
     Success,
 )
@@ -67,8 +68,8 @@ class Heard:
     def engine_died(self, host: EngineHost, end: EngineEnd) -> None:
         self.told.put(end)
 
-    def engine_failed(self, host: EngineHost, reason: str) -> None:
-        self.told.put(f"failed: {reason}")
+    def engine_failed(self, host: EngineHost, failure: LoadFailed) -> None:
+        self.told.put(f"failed{' for want of room' if failure.no_room else ''}: {failure.message}")
 
     def next(self) -> object:
         return self.told.get(timeout=WAIT_S)
@@ -322,6 +323,33 @@ def test_a_process_that_dies_whenever_it_loads_is_given_up() -> None:
     told = [heard.next() for _ in range(MAX_DEATHS_WHILE_LOADING)]
     assert told[:-1] == [EngineEnd(EndKind.EXITED, "exit status 1")] * (MAX_DEATHS_WHILE_LOADING - 1)
     assert told[-1] == "failed: m: its process died 3 times while it loaded: exit status 1"
+    host.close(WAIT_S)
+
+
+def test_a_load_that_leaves_too_little_memory_is_ended_and_its_memory_is_back() -> None:
+    heard, asked = Heard(), 0
+    host = host_of(FAST)
+
+    def lacks_room() -> bool:
+        nonlocal asked
+        asked += host.held_bytes > 0
+        return asked > 0
+
+    host.start(heard, lacks_room)
+    assert heard.next() == "failed for want of room: m: it would leave too little memory"
+    host.close(WAIT_S)
+    assert host.held_bytes == 0
+
+
+def test_a_loaded_engine_says_what_it_holds_and_is_bounded_no_more() -> None:
+    heard = Heard()
+    bounds = iter([False] * 1_000)
+    host = host_of(FAST)
+    host.start(heard, lambda: next(bounds))
+    loaded, _ = heard.loaded()
+    assert loaded.memory.main_bytes > 1 << 20
+    assert host.held_bytes > 1 << 20
+    assert loaded.memory.device_free_bytes is None
     host.close(WAIT_S)
 
 

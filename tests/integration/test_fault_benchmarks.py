@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from benchmarks import exactly_once, rolling_restart
+from benchmarks import exactly_once, rolling_restart, update
 from benchmarks.faults.plan import END, KILL, PAUSE, SEED_VARIABLE, Cast, Fault, FaultTarget
 from benchmarks.faults.traffic import CampaignLoad
 
@@ -48,3 +48,18 @@ def test_rolling_restart_compares_itself_with_its_calm() -> None:
     assert figures["requests"] > figures["of these published while consumers were restarted"] > 0
     assert all(figure.value > 0 for figure in result.figures if figure.unit in ("ms", "s"))
     assert 0 < figures["longest end"] < figures["longest restart, until it owned partitions"]
+
+
+@pytest.mark.model
+def test_update_compares_itself_with_its_calm_and_gives_the_memory_back() -> None:
+    setting = update.Setting(1, has_room=True)
+    result = update.run(calm_s=3.0, settings=[setting])
+    figures = {figure.name: figure.value for figure in result.figures}
+
+    assert figures["requests refused or lost"] == 0
+    assert figures["requests during the updates"] > 0
+    before, most, after = (
+        figures[f"{setting.name}: {name}"] for name in ("memory before", "most memory during", "memory after")
+    )
+    assert before < most
+    assert after < 1.2 * before

@@ -13,7 +13,7 @@ from pydantic import SecretStr
 
 from deploy.local.services import Service
 from fairlane.outcomes import Outcome, Task
-from fairlane.records import ModelMetric, ModelVersion
+from fairlane.records import ModelMetric, ModelRoute, ModelVersion
 from fairlane_server.artifacts.digest import ArtifactError, digest_of_folder
 from fairlane_server.artifacts.mlflow import MlflowServer, MlflowSource
 from fairlane_server.artifacts.registration import fetch_artifact
@@ -157,6 +157,7 @@ def test_a_consumer_fetches_the_files_of_its_version_and_answers(
     env = {"MODELS_DIR": str(tmp_path / "none"), "MODELS_CACHE_DIR": str(tmp_path / "consumer-cache")}
     env |= {"MLFLOW_TRACKING_URI": server.url, "ENGINE_THREADS": "1", "DEVICE": "cpu"}
     with Pipeline(broker, tmp_path / "pipeline", unique, tenants=("a",), models=[good, replaced]) as pipeline:
+        pipeline.control_models.publish([ModelRoute(good.model, 1, {"champion": "1", "candidate": "2"}, {})])
         consumer = pipeline.launch(Service("consumer-mlflow", ("-m", "inference_consumers", "--pool", good.pool), env))
         pipeline.dispatcher().wait_ready()
         consumer.wait_ready(PATIENCE_S)

@@ -10,9 +10,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import BertConfig, BertForMaskedLM, BertModel, PreTrainedTokenizerBase
 
+from inference_consumers.engine_process.process_facts import main_memory_bytes
 from inference_consumers.engines import model_folder
 from inference_consumers.engines.causal_lm import CausalLmEngine
-from inference_consumers.engines.model_folder import main_memory_bytes, weight_bytes
+from inference_consumers.engines.model_folder import weight_bytes
 from inference_consumers.engines.protocol import EngineLoadError, Success, run_batch
 from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
 from tests.kit.encoder_kit import prepared_tokenizer, save

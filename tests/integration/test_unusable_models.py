@@ -11,7 +11,6 @@ from deploy.local.services import Service
 from fairlane.outcomes import Outcome
 from fairlane.records import ModelRoute
 from tests.kit.damaged_models import WEIGHTS, ask_for_a_terabyte, edit, truncate
-from tests.kit.deployment import write_models
 from tests.kit.encoder_kit import prepared_tokenizer, save_encoder
 from tests.kit.model_kit import DIGITS, real_models, save_models
 from tests.kit.pipeline import Pipeline, unique_name
@@ -85,20 +84,19 @@ def test_it_is_said_in_one_line_and_that_is_all(
 
 
 def test_a_new_version_that_cannot_be_loaded_gets_no_work_and_the_one_before_serves(
-    pipeline: Pipeline, tmp_path: Path
+    pipeline: Pipeline, request: pytest.FixtureRequest
 ) -> None:
+    request.addfinalizer(pipeline.apply)
     (words,) = (model for model in pipeline.models if model.path == "words")
     broken = replace(words, version="next", path="none")
-    file = tmp_path / "models.yaml"
-    write_models(file, [words, broken])
     route = ModelRoute(words.model, 1, {"champion": broken.version}, {"champion": words.version})
     pipeline.control_models.publish([broken, route])
-    env = {"MODELS_DIR": str(pipeline.folder / "models"), "MODELS_FILE": str(file)}
-    env |= {"ENGINE_THREADS": "1", "DEVICE": "cpu"}
+    env = {"MODELS_DIR": str(pipeline.folder / "models"), "ENGINE_THREADS": "1", "DEVICE": "cpu"}
     consumer = pipeline.launch(Service("consumer-beside", ("-m", "inference_consumers", "--pool", words.pool), env))
     pipeline.dispatcher().wait_ready()
     consumer.wait_ready(LAUNCH_S)
     assert [entry["version"] for entry in consumer.events("engine_unusable")] == ["next"]
+    assert consumer.metric("fairlane_versions_missing", state="failed") == 1
     pipeline.wait_all_own()
     asked = pipeline.request(model=words.model)
     pipeline.publish("a", asked)

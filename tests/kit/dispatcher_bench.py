@@ -8,7 +8,7 @@ from typing import Any, cast
 from aiokafka.structs import ConsumerRecord, TopicPartition
 
 from fairlane import names
-from fairlane.outcomes import CacheMode, Health, Priority
+from fairlane.outcomes import CacheMode, Health, Priority, VersionState
 from fairlane.ownership import Membership, Ownership, PartitionId
 from fairlane.records import (
     AuditEvent,
@@ -21,6 +21,7 @@ from fairlane.records import (
     RequestInput,
     SourceCoordinate,
     TenantSpec,
+    VersionChange,
     WorkItem,
 )
 from fairlane.schema_files import default_codec
@@ -207,13 +208,18 @@ class Bench:
         number: int = 1,
         partitions: tuple[int, ...] = (),
         versions: tuple[str, ...] = (),
+        follows_models: bool = False,
+        loading: tuple[str, ...] = (),
     ) -> None:
         """A consumer of the pool reports this many cost tokens per second, and batches of this many; or it did so long
         ago, before this dispatcher started."""
         report = CapacityReport(
             f"{pool}-{number}", pool, (), Health.HEALTHY, draining, 0.0, 0.0, 32, tokens, 0.0, 0, 0, self.now_ms, rate
         )
-        report = replace(report, partitions=partitions, versions=versions)
+        changes = tuple(VersionChange(version, VersionState.LOADING) for version in loading)
+        report = replace(
+            report, partitions=partitions, versions=versions, follows_models=follows_models, changes=changes
+        )
         self.dispatcher.updates.learn([AgedCapacityReport(report, age_ms)])
 
     def queued(

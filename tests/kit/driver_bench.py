@@ -42,6 +42,7 @@ class FakeHost:
     killed: list[EngineEnd] = field(default_factory=list)
     is_stopped: bool = False
     cpu_ms: int | None = None
+    held_bytes: int = 0
     before_run: Callable[[], None] = lambda: None
 
     def run(self, run_id: int, items: Sequence[EngineItem], life: int) -> None:

@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from fairlane.outcomes import Health
+from fairlane.outcomes import Health, VersionState
 from fairlane.records import CapacityReport
 from fairlane_server.admission_rule import CAPACITY_TTL_MS, BatchCapacity, CapacityState, PoolCapacity
+
+_COMING = frozenset({VersionState.LOADING, VersionState.CHANGING})
 
 
 @dataclass(slots=True)
@@ -22,6 +24,8 @@ class _Consumer:
 @dataclass(slots=True)
 class _Pool:
     consumers: dict[str, _Consumer] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
+    """Versions that a consumer unloaded, and that no report names since then."""
     heard_at_ms: int = 0
     consumer_rate: float = 0.0
     rate: float = 0.0
@@ -54,6 +58,10 @@ class CapacityBoard:
             pool.consumers.pop(report.instance_id, None)
             _assess(pool, now_ms)
         else:
+            before = pool.consumers.get(report.instance_id)
+            if before is not None and report.follows_models:
+                pool.given_up |= set(before.report.versions)
+            pool.given_up -= set(report.versions)
             pool.consumers[report.instance_id] = _Consumer(report, now_ms)
             # Computed once for all reports that came together.
             pool.is_stale = True
@@ -86,7 +94,7 @@ class CapacityBoard:
     def pools(self) -> Iterable[str]:
         return tuple(self._pools)
 
-    def loaded(self, now_ms: int) -> dict[str, Mapping[str, float] | None]:
+    def loaded(self, now_ms: int) -> dict[str, Mapping[str, float | None] | None]:
         """By pool with live consumers, the versions that they have loaded, as in ``PoolCapacity``."""
         capacities = {name: self.pool(name, now_ms) for name in self._pools}
         return {name: capacity.loaded for name, capacity in capacities.items() if capacity.state is CapacityState.LIVE}
@@ -134,7 +142,7 @@ def _assess(pool: _Pool, now_ms: int) -> None:
         owned_partitions=frozenset().union(*owned) if (owned := _partitions(reports, among=reports)) else None,
         work_partitions=_partitions(counted, among=reports),
         versions=_versions(counted, among=reports),
-        loaded=_loaded(reports),
+        loaded=_loaded(reports, pool.given_up),
     )
 
 
@@ -147,15 +155,18 @@ def _partitions(consumers: list[CapacityReport], *, among: list[CapacityReport])
 
 def _versions(consumers: list[CapacityReport], *, among: list[CapacityReport]) -> tuple[frozenset[str], ...] | None:
     """The versions that each of these has loaded; None if any live consumer does not report its own."""
-    if not all(report.versions for report in among):
+    if not all(report.versions or report.follows_models for report in among):
         return None
     return tuple(frozenset(report.versions) for report in consumers)
 
 
-def _loaded(reports: list[CapacityReport]) -> Mapping[str, float] | None:
-    """The part of the consumers that has loaded each version; None if one of them does not report its own."""
+def _loaded(reports: list[CapacityReport], given_up: set[str]) -> Mapping[str, float | None] | None:
+    """The part of the consumers that has loaded each version, None for one that is only being loaded, 0 for one that
+    was unloaded; None if one of them does not report its own."""
     loaded = _versions(reports, among=reports)
     if loaded is None:
         return None
     counts = Counter(version for of_consumer in loaded for version in of_consumer)
-    return {version: count / len(reports) for version, count in counts.items()}
+    coming = {change.version for report in reports for change in report.changes if change.state in _COMING}
+    parts: dict[str, float | None] = dict.fromkeys(given_up, 0.0)
+    return parts | dict.fromkeys(coming) | {version: count / len(reports) for version, count in counts.items()}

@@ -13,7 +13,7 @@ from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engine_process.messages import Finished, Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.states import EngineState
-from inference_consumers.engines.protocol import CancelledItem, Failure, Problem
+from inference_consumers.engines.protocol import CancelledItem, Failure, LoadFailed, Problem
 from inference_consumers.results.records import AnswerWriter
 from tests.kit.driver_bench import CRASHED, OK, DriverBench, FakeHost, named
 
@@ -142,9 +142,9 @@ def test_a_candidate_that_crashes_is_no_failure_of_the_consumer() -> None:
         bench.other.life += 1
         bench.driver.engine_loaded(bench.other, Loaded("fake", continuous=False, seconds=0.1))
     assert bench.driver.meter.health(0) is Health.HEALTHY
-    bench.driver.engine_failed(bench.other, "it died too often")
+    bench.driver.engine_failed(bench.other, LoadFailed("it died too often"))
     assert not bench.fatal
-    assert bench.driver.loaded_versions == ("chat/1",)
+    assert bench.driver.served[0] == (("chat", "1"),)
     bench.add(named("r-1"))
     assert bench.started()[0] == ["r-1"]
 
@@ -158,7 +158,7 @@ def test_an_engine_that_ran_requests_is_one_of_the_consumer_for_good() -> None:
     bench.started()
     bench.driver.engine_died(bench.other, CRASHED)
     assert bench.driver.lost_engines == ["chat"]
-    bench.driver.engine_failed(bench.other, "it died too often")
+    bench.driver.engine_failed(bench.other, LoadFailed("it died too often"))
     assert bench.fatal
 
 

@@ -14,9 +14,16 @@ from fairlane_server.kafka.settlement import Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.driver import EngineFailedError, TooManyDeadLettersError
 from inference_consumers.engine_process.failures import is_end_of_engine, is_out_of_memory, problem_of
-from inference_consumers.engine_process.messages import Loaded
-from inference_consumers.engine_process.states import EngineState, EngineStates
-from inference_consumers.engines.protocol import CancelledItem, EngineGoneError, Failure, ItemOutcome, Problem, Success
+from inference_consumers.engine_process.states import EngineState
+from inference_consumers.engines.protocol import (
+    CancelledItem,
+    EngineGoneError,
+    Failure,
+    ItemOutcome,
+    LoadFailed,
+    Problem,
+    Success,
+)
 from inference_consumers.results.chunk_writer import StreamedText, chunk_of
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.retries import MAX_ENDS
@@ -459,37 +466,55 @@ def test_a_continuous_engine_is_measured_by_its_busy_time() -> None:
     assert bench.driver.meter.rates.completion_tokens_per_s == pytest.approx(2 * 3 / 0.5)
 
 
-def test_one_that_cannot_be_loaded_ends_the_consumer() -> None:
+def test_one_that_has_served_and_cannot_be_loaded_again_ends_the_consumer() -> None:
     bench = DriverBench()
-    bench.driver.engine_failed(bench.host, "m: no such file")
+    bench.driver.engine_failed(bench.host, LoadFailed("m: no such file"))
     (error,) = bench.fatal
     assert isinstance(error, EngineFailedError)
     assert "no such file" in str(error)
 
 
-def test_a_version_that_cannot_be_loaded_is_left_out_beside_another_of_its_model() -> None:
+def test_a_version_that_cannot_be_loaded_is_noted_and_served_by_nobody() -> None:
     bench = DriverBench()
     host, (name, version) = FakeHost(), bench.host.key
     host.key = name, f"{version}-next"
-    states = EngineStates({one.key: EngineState(one, 1, 1) for one in (bench.host, host)})
-    bench.driver.engines = states
-    bench.driver.engine_failed(host, "m: no such file")
+    states = bench.driver.engines
+    states.by_key[host.key] = EngineState(host, 1, 1)
+    assert not states.serves(host.key), "it is being loaded"
+    failure = LoadFailed("m: no such file")
+    bench.driver.engine_failed(host, failure)
     assert not bench.fatal
+    assert states.by_key[host.key].failure == failure
     assert (states.serves(bench.host.key), states.serves(host.key)) == (True, False)
-    assert not states.serves(("other", version))
-    bench.driver.engine_failed(bench.host, "m: no such file")
-    assert len(bench.fatal) == 1, "no version is left"
+    assert bench.driver.served[0] == (bench.host.key,)
 
 
-def test_a_version_whose_files_came_late_is_served() -> None:
+def test_a_version_on_its_way_out_finishes_its_run_and_gives_back_the_rest() -> None:
+    bench = DriverBench(max_items=1)
+    bench.add(named("runs"), named("waits"))
+    assert bench.start() == ["runs"]
+    state = bench.driver.engines.by_key[bench.host.key]
+
+    state.is_hidden = True
+    assert bench.driver.served[0] == ()
+    assert bench.driver.engines.serves(bench.host.key)
+    assert bench.driver.take_unserved() == []
+
+    state.is_leaving = True
+    assert [work.request_id for work in bench.driver.take_unserved()] == ["waits"]
+    bench.tell({0: OK})
+    bench.end()
+    assert [reply.outcome for reply in bench.replies] == ["ok"]
+    assert not bench.start()
+
+
+def test_what_is_to_run_again_is_given_back_when_its_version_leaves() -> None:
     bench = DriverBench()
-    host, (name, version) = FakeHost(), bench.host.key
-    host.key = name, f"{version}-next"
-    bench.driver.engines = EngineStates({one.key: EngineState(one, 1, 1) for one in (bench.host, host)})
-    bench.driver.engine_failed(host, "m: the source is away")
-    bench.driver.engine_loaded(host, Loaded("fake", continuous=False, seconds=0.1))
-    assert bench.driver.engines.serves(host.key)
-    assert bench.driver.loaded_versions == (f"{name}/{version}-next",)
+    bench.add(named("first"), named("second"))
+    bench.start()
+    bench.driver.engines.by_key[bench.host.key].is_leaving = True
+    bench.die()
+    assert sorted(work.request_id for work in bench.driver.take_unserved()) == ["first", "second"]
 
 
 def test_a_consumer_that_would_bury_its_topic_ends_and_does_not() -> None:

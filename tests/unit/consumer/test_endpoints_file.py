@@ -10,9 +10,10 @@ import pytest
 
 from fairlane.records import ModelVersion
 from fairlane.settings import Settings
+from fairlane_server.artifacts.store import artifact_store
 from fairlane_server.models.models_file import load_models
 from fairlane_server.yaml_config import ConfigError
-from inference_consumers.engine_process.host import engine_hosts, settings_below
+from inference_consumers.engine_process.host import engine_host, settings_below
 from inference_consumers.engines.protocol import EngineSpec
 from inference_consumers.engines.remote.endpoints import BalancingPolicy, ModelEndpoint, endpoints_of
 from inference_consumers.engines.remote.endpoints_file import load_endpoints
@@ -118,7 +119,9 @@ def test_the_spec_of_an_engine_has_the_endpoints_of_its_version_and_no_key(
 ) -> None:
     settings = Settings(endpoints_file=written(tmp_path, WHOLE))
     models = [ModelVersion("llama", version, "p", "openai-endpoint", ("generate",), "x", 8, 8) for version in "12"]
-    hosts = engine_hosts(settings, [*models, ModelVersion("other", "1", "p", "simulated", ("generate",), "x", 8, 8)])
+    models.append(ModelVersion("other", "1", "p", "simulated", ("generate",), "x", 8, 8))
+    artifacts = artifact_store(settings)
+    hosts = [engine_host(settings, artifacts, model) for model in models]
     entries = load_endpoints(tmp_path / "endpoints.yaml")
     assert [host.spec.endpoints for host in hosts] == [entries[1], entries[0], None]
     encoded = msgspec.msgpack.encode(hosts[1].spec)
@@ -148,7 +151,8 @@ def test_a_consumer_whose_settings_cut_a_remote_version_says_so(
     (tmp_path / "endpoints.yaml").write_text("models: [{model: llama, endpoints: [{url: 'http://h:1'}]}]")
     settings = Settings(endpoints_file=tmp_path / "endpoints.yaml", max_batch_tokens=100)
     model = ModelVersion("llama", "2", "p", "openai-endpoint", ("generate",), "x", 8, 8, 4, 8_192)
-    engine_hosts(settings, [model, replace(model, model="local", engine="simulated")])
+    for one in (model, replace(model, model="local", engine="simulated")):
+        engine_host(settings, artifact_store(settings), one)
     (line,) = [line for line in capsys.readouterr().out.splitlines() if "remote_version_cut" in line]
     assert "MAX_BATCH_TOKENS" in line
     assert "MAX_BATCH_SIZE" not in line

@@ -26,7 +26,7 @@ class Host:
 def shown(*texts: str) -> str:
     hosts: list[Any] = [Host(text) for text in texts]
     registry = CollectorRegistry()
-    registry.register(EngineMetrics(hosts))
+    registry.register(EngineMetrics(lambda: hosts))
     return generate_latest(registry).decode()
 
 

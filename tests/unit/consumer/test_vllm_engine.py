@@ -66,6 +66,8 @@ class Request:
 class ScriptedStreams:
     """Takes requests and hands out what the test says. The first one, the warm-up, is answered at once."""
 
+    fills_device = False
+
     def __init__(
         self,
         on_iteration: Callable[[], None],

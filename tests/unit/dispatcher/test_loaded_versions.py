@@ -39,6 +39,14 @@ def consumers(bench: Bench, *loaded: tuple[str, ...], tokens: int = ROOM) -> Non
     bench.dispatcher.follow_loaded()
 
 
+def following(bench: Bench, *loaded: str, loading: tuple[str, ...] = (), tokens: int = ROOM) -> None:
+    """One consumer that loads and unloads versions while it runs."""
+    given: dict[str, Any] = {"versions": loaded, "loading": loading, "follows_models": True}
+    bench.report(1e6 if tokens == ROOM else 100.0, tokens=tokens, number=0, partitions=(0,), **given)
+    bench.dispatcher.scheduler.in_flight.set_partitions("priority.pool.normal", 1)
+    bench.dispatcher.follow_loaded()
+
+
 def sent(bench: Bench) -> list[str]:
     """The versions of what was dispatched."""
     bench.dispatcher.dispatch()
@@ -187,3 +195,50 @@ def test_work_that_a_consumer_had_no_engine_for_keeps_its_context() -> None:
     (again,) = bench.decoded("priority.pool.normal")
     assert (len(again.passages), again.unserved, again.handed_back) == (4, 1, 1)
     assert Degradation.FEWER_PASSAGES not in again.degradations
+
+
+def test_a_consumer_between_two_versions_gets_nothing_and_nothing_is_refused() -> None:
+    """It unloads one, and loads the other in its place: what comes meanwhile waits."""
+    bench = bench_of(champion="1")
+    following(bench, OLD)
+    publish(bench, "2")
+    following(bench, loading=(NEW,))
+    bench.run(encoded(1), encoded(2, model=NEW), encoded(3, model=f"{MODEL.model}@champion"))
+    assert sent(bench) == []
+    assert not bench.decoded("replies.acme")
+    following(bench, NEW)
+    assert sent(bench) == ["2", "2", "2"]
+
+
+def test_what_waits_for_a_version_that_was_unloaded_moves_as_soon_as_the_next_is_loaded() -> None:
+    """Nothing is waited for: the consumer said that it is gone."""
+    bench = bench_of(champion="1")
+    following(bench, OLD, tokens=FULL)
+    bench.run(*map(encoded, range(1, 4)))
+    waiting = len(bench.dispatcher.scheduler)
+    assert waiting > 0
+    publish(bench, "2")
+    following(bench, loading=(NEW,))
+    assert len(bench.dispatcher.scheduler) == waiting
+    following(bench, NEW)
+    assert sent(bench) == ["1"] * (3 - waiting) + ["2"] * waiting
+
+
+def test_a_version_that_was_given_up_and_loaded_again_counts() -> None:
+    bench = bench_of(champion="1")
+    following(bench, OLD)
+    following(bench)
+    assert bench.dispatcher.registry.served(MODEL, "acme") == 0
+    following(bench, OLD)
+    assert bench.dispatcher.registry.served(MODEL, "acme") == 1
+    following(bench, OLD, loading=(NEW,))
+    assert bench.dispatcher.registry.served(TWO, "acme") is None
+
+
+def test_a_version_that_becomes_loaded_or_is_given_up_is_a_change() -> None:
+    loaded = LoadedVersions()
+    assert loaded.follow({"pool": {"m/1": 1.0, "m/2": None}}, 0)
+    assert loaded.follow({"pool": {"m/1": 1.0, "m/2": 0.5}}, 1)
+    assert loaded.follow({"pool": {"m/1": 0.0, "m/2": 1.0}}, 2)
+    assert loaded.by_pool == {"pool": {"m/2": 1.0}}
+    assert not loaded.follow({"pool": {"m/1": 0.0, "m/2": 1.0}}, 3)

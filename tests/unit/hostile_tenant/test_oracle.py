@@ -50,7 +50,8 @@ FAST, FAST_2 = Actor("", "consumer", "fast"), Actor("", "consumer", "fast-2")
         (FAST, "replies.of-nobody-yet.search", "WD"),
         (FAST, "requests.acme", ""),
         (FAST, "control.cancellations", "RD"),
-        (FAST, "control.capacity", "WD"),
+        (FAST, "control.capacity", "RWD"),
+        (FAST, "control.models", "RD"),
         (FAST, "staging.replies.acme", ""),
     ],
 )

@@ -83,7 +83,7 @@ def _of_tenant(name: str) -> Expected:
 def _of_pool(name: str) -> Expected:
     return Expected(
         {
-            READ: f"priority.{name}.* control.prices control.cancellations",
+            READ: f"priority.{name}.* control.models control.prices control.capacity control.cancellations",
             WRITE: f"returned.{name} {_ALL_REPLIES} chunks.* dead-letter.work control.capacity ledger.usage "
             "ledger.audit evaluation.replies",
         },

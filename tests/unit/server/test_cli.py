@@ -57,7 +57,7 @@ def _error(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
     "command",
     [
         *("topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list"),
-        *("prices apply", "prices list"),
+        *("models status", "prices apply", "prices list"),
         *("schemas register", "top", "dlq list", "dlq show", "dlq replay", "dlq purge"),
     ],
 )
@@ -124,7 +124,7 @@ def test_mistake_in_a_file_is_named_with_its_line(
     "command",
     [
         *("topics plan", "topics apply", "tenants apply", "tenants list", "models apply", "models list", "top --once"),
-        *("prices apply", "prices list"),
+        *("models status", "prices apply", "prices list"),
         *("dlq list", "dlq show 1", "dlq replay --all", "dlq purge --topic work --until 2h"),
     ],
 )

@@ -6,9 +6,18 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from fairlane.records import CapacityReport, ClassLoad, DispatchReport, PoolLoad, ShedCount, TenantLoad, TenantSpec
+from fairlane.records import (
+    CapacityReport,
+    ClassLoad,
+    DispatchReport,
+    PoolLoad,
+    ShedCount,
+    TenantLoad,
+    TenantSpec,
+    VersionChange,
+)
 from fairlane_server.cli.top import as_plain, render
-from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow
+from fairlane_server.kafka.load_board import LoadBoard, LoadView, PoolRow, TenantRow, VersionRow
 
 T0 = 1_000_000
 CONSUMER = CapacityReport(
@@ -228,8 +237,24 @@ def test_the_picture_says_it_all_and_takes_nothing_for_a_command() -> None:
 def test_as_json_it_says_why_nothing_comes_in() -> None:
     view = LoadBoard().view(T0)
     assert as_plain(view, "no broker answers")["trouble"] == "no broker answers"
-    assert as_plain(view, None) == {"trouble": None} | dict.fromkeys(("pools", "tenants", "budgets"), ()) | {
+    nothing = dict.fromkeys(("pools", "tenants", "budgets", "versions"), ())
+    assert as_plain(view, None) == nothing | {
+        "trouble": None,
         "at_ms": T0,
         "dispatchers": 0,
         "dispatchers_gone": 0,
     }
+
+
+def test_versions_are_shown_with_why_they_are_missing_as_long_as_their_consumer_lives() -> None:
+    board = LoadBoard()
+    failed = VersionChange("words/2", "failed", "mean score 0.4 is below 0.9")
+    board.capacity(replace(CONSUMER, versions=("words/1",), changes=(failed,)), T0)
+    board.capacity(replace(CONSUMER, instance_id="c0", versions=("words/2", "words/1")), T0)
+    assert board.view(T0).versions == (
+        VersionRow("gpu", "words/1", "c0", "loaded"),
+        VersionRow("gpu", "words/1", "c1", "loaded"),
+        VersionRow("gpu", "words/2", "c0", "loaded"),
+        VersionRow("gpu", "words/2", "c1", "failed", "mean score 0.4 is below 0.9"),
+    )
+    assert board.view(T0 + 3_001).versions == ()

@@ -22,7 +22,7 @@ _PRICES = "fairlane_server/costs/published_prices.py"
 _MODELS = "fairlane_server/control/published_models.py"
 CODE = {
     "dispatcher": ("stream_processors/dispatcher", _PRICES, _MODELS),
-    "consumer": ("inference_consumers", _PRICES),
+    "consumer": ("inference_consumers", _PRICES, _MODELS),
     "recorder": ("stream_processors/recorder",),
     "operator": (
         *("fairlane_server/cli", "fairlane_server/control", "fairlane_server/kafka/load_feed.py"),
@@ -106,7 +106,9 @@ USES = {
     },
     ("consumer", READS): {
         "priority": (f"{_CONSUMER}/group.py", "priority_topic"),
+        "control-models": (_MODELS, "CONTROL_MODELS"),
         "control-prices": (_PRICES, "CONTROL_PRICES"),
+        "control-capacity": (f"{_CONSUMER}/versions/heartbeats.py", "CONTROL_CAPACITY"),
         "control-cancellations": (f"{_CONSUMER}/cancellations.py", "CONTROL_CANCELLATIONS"),
     },
     ("consumer", WRITES): {

@@ -1,0 +1,1 @@
+"""Versions of a pool's models: which a consumer should have loaded, and how it changes them while it serves."""

@@ -64,8 +64,8 @@ class _Engine:
 
 @dataclass
 class FakeEngines:
-    """Engines that take some turns to load, in so much memory. Versions that are ``broken``, or whose files are ``away``
-    for now, fail at the end of loading."""
+    """Engines that take some turns to load, in so much memory. Versions that are ``broken``, or whose files are
+    ``away`` for now, fail at the end of loading."""
 
     memory_bytes: int
     sizes: dict[ModelKey, int]

@@ -27,6 +27,10 @@ def running(consumers: int = 1, memory_bytes: int = 100, reserve_bytes: int = 0)
     return pool
 
 
+def start_failure(consumer: FakeConsumer) -> str | None:
+    return consumer.keeper.start_failure
+
+
 def test_with_room_the_new_version_is_loaded_beside_the_old_one_which_goes_later() -> None:
     pool = running()
     (consumer,) = pool.consumers.values()
@@ -170,15 +174,14 @@ def test_a_consumer_that_can_load_nothing_says_why() -> None:
     (consumer,) = pool.consumers.values()
     pool.turn()
     assert consumer.keeper.waiting_for == "no version of a model of the pool pool is published, with an alias or a rule"
-    assert not consumer.keeper.start_failure
+    assert start_failure(consumer) is None
     consumer.engines.broken = {(MODEL.model, "1")}
     pool.publish(ONE, route("1"))
     pool.turn(2)
     assert consumer.keeper.waiting_for == "digits/1 (loading)"
     pool.turn(SETTLED)
-    keeper = consumer.keeper
-    assert keeper.start_failure == "broken"
-    assert not keeper.is_complete
+    assert start_failure(consumer) == "broken"
+    assert not consumer.keeper.is_complete
 
 
 def test_a_version_for_which_others_made_room_in_vain_is_not_tried_for_ever() -> None:

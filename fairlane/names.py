@@ -95,7 +95,7 @@ MODEL_CHANGES_ID = TOPIC_PREFIX + "fairlane-model-changes"
 the same records."""
 
 _REQUESTS = topic_name("requests.")
-_BACKFILL = topic_name("backfill.")
+BACKFILL_PREFIX = topic_name("backfill.")
 _REPLIES = topic_name("replies.")
 _CHUNKS = topic_name("chunks.")
 _RETURNED = topic_name("returned.")
@@ -123,7 +123,7 @@ def requests_topic(tenant: str) -> str:
 
 
 def backfill_topic(tenant: str) -> str:
-    return _BACKFILL + tenant
+    return BACKFILL_PREFIX + tenant
 
 
 def replies_topic(tenant: str, service: str | None = None) -> str:
@@ -172,7 +172,7 @@ def is_returned(topic: str) -> bool:
 
 def tenant_of_request_topic(topic: str) -> str:
     """Tenant of a request or backfill topic. Raises ValueError for any other topic."""
-    for prefix in (_REQUESTS, _BACKFILL):
+    for prefix in (_REQUESTS, BACKFILL_PREFIX):
         tenant = topic.removeprefix(prefix)
         if tenant != topic and is_name(tenant):
             return tenant
@@ -182,12 +182,13 @@ def tenant_of_request_topic(topic: str) -> str:
 def is_read_by_dispatchers(topic: str) -> bool:
     """Whether this is a tenant's request or backfill topic, a pool's requeue topic, or that of evaluation."""
     return topic == EVALUATION_WORK or any(
-        topic.startswith(prefix) and is_name(topic.removeprefix(prefix)) for prefix in (_REQUESTS, _BACKFILL, _RETURNED)
+        topic.startswith(prefix) and is_name(topic.removeprefix(prefix))
+        for prefix in (_REQUESTS, BACKFILL_PREFIX, _RETURNED)
     )
 
 
 def is_backfill(topic: str) -> bool:
-    return topic.startswith(_BACKFILL)
+    return topic.startswith(BACKFILL_PREFIX)
 
 
 def is_replies(topic: str) -> bool:

@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response
 
 from fairlane.clock import now_ms
-from fairlane.names import MODEL_PATTERN, TENANT_PATTERN
+from fairlane.names import MODEL_PATTERN, TENANT_PATTERN, priority_topic
 from fairlane_server.administration.log_replays import LogReplayOffice, checked_against
 from fairlane_server.administration.model_routes import ModelRoutes
 from fairlane_server.api_keys.permissions import Permission
@@ -107,7 +107,7 @@ _REPLAY = LogReplay(
     sample=0.1,
     most_requests=None,
     most_outstanding=200,
-    ranges=(ReplayRange("priority.classify.normal", 0, 100, 10_100),),
+    ranges=(ReplayRange(priority_topic("classify", "normal"), 0, 100, 10_100),),
     state=LogReplayState.RUNNING,
     trouble=None,
     created_by="user:u-17",

@@ -57,7 +57,8 @@ _REPORT = ShadowReport(
             MeanScore(0.975, 0.928, 0.991, 119),
             PairedComparison(119, 0, 0, 0.0, 0.0, 0.0, 1.0, is_exact=True),
             RatioOfMeans(119, 1.02, 0.97, 1.08),
-            *(None, {}),
+            RatioOfMeans(119, 1.0, 1.0, 1.0),
+            {},
         ),
     ),
 )

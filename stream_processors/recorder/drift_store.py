@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from fairlane.names import backfill_topic
+from fairlane.names import BACKFILL_PREFIX
 from fairlane.outcomes import EvaluationConsent, Outcome, Task
 from fairlane.records import SourceCoordinate
 from fairlane_server.drift.figures import REFUSAL_CHARS, STATISTICS, AnsweredRequest, Figure, figures_of
@@ -303,7 +303,7 @@ class DriftStore:
 def _counted() -> dict[str, Any]:
     return {
         "ok": Outcome.OK.value,
-        "backfill": backfill_topic(""),
+        "backfill": BACKFILL_PREFIX,
         "classify": Task.CLASSIFY.value,
         "rank": Task.RANK.value,
         "chars": REFUSAL_CHARS,

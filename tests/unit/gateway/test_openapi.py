@@ -74,7 +74,8 @@ def examples(content: dict[str, Any]) -> list[Any]:
 def routes_of(app: FastAPI) -> set[Route]:
     """As they are served, in the document or not."""
     routes = (context for context in iter_route_contexts(app.routes) if isinstance(context.original_route, APIRoute))
-    return {(method, route.path or "") for route in routes for method in route.methods or ()}
+    # The document names a parameter that may hold slashes as any other.
+    return {(method, (route.path or "").replace(":path}", "}")) for route in routes for method in route.methods or ()}
 
 
 def test_every_route_is_in_it_and_tried(document: dict[str, Any]) -> None:

@@ -203,6 +203,7 @@ USES = {
     ("gateway", WRITES): {"requests": (f"{_GATEWAY}/submitter.py", "requests_topic")},
     ("tenant", WRITES): {
         "requests": ("fairlane/client/publisher.py", "requests_topic"),
+        "backfill": ("fairlane/client/publisher.py", "backfill_topic"),
         "dead-letter-replies": ("fairlane/client/reply_service.py", "dead_letter_replies_topic"),
     },
 }
@@ -210,7 +211,6 @@ USES = {
 
 BESIDES_OUR_CODE = {
     ("operator", READS): {"ledger-audit"},  # with Kafka's own tools
-    ("tenant", WRITES): {"backfill"},  # our client sends online requests alone
 }
 """What a role may do and no code of ours does."""
 

@@ -1,4 +1,5 @@
-"""``python -m deploy.demo_rollout``: a worse version is taken back by itself, and those as good are promoted."""
+"""``python -m deploy.demo_rollout``: a worse version is taken back by itself, those as good are promoted, and a replay
+of the requests tells what has changed."""
 
 import json
 import sys
@@ -6,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Annotated, Any
 
 import typer
@@ -14,7 +15,17 @@ from rich.console import Console
 from rich.table import Table
 
 from deploy.demo_rollout.traffic import Answers, Question, ask_until, images, prompts
-from deploy.demo_rollout.versions import BAD, BFLOAT16, CHAMPION, DIGITS, GOOD, INT8, LANGUAGE_MODEL, make_versions
+from deploy.demo_rollout.versions import (
+    BAD,
+    BFLOAT16,
+    CHAMPION,
+    DIGITS,
+    GOOD,
+    INT8,
+    LANGUAGE_MODEL,
+    TENANT,
+    make_versions,
+)
 from deploy.local.layout import DEFAULT_DATA_DIR, StackError
 from deploy.local.services import GATEWAY, default_services, default_setup
 from deploy.local.stack import LocalStack, kafka_credentials
@@ -28,14 +39,19 @@ from fairlane.settings import KafkaSettings
 from fairlane_server.access.users import KafkaUser
 from fairlane_server.control.published_models import PublishedModels
 from fairlane_server.control.route_change import change_route
+from fairlane_server.log_replay.plan import LogReplayPlan
+from fairlane_server.log_replay.store import LogReplays
+from fairlane_server.log_replay.verdict import ReplayFinding, ReplayVerdict
 from fairlane_server.models.changes import Author
 from fairlane_server.models.rollout_arms import CANDIDATE_ARM, CONTROL_ARM, RolloutStatus, is_active
 from fairlane_server.models.routes import version_key
+from fairlane_server.postgres.rights import PostgresRole
 from fairlane_server.rollouts.changes import RolloutPlan, with_rollout
 from fairlane_server.topics.families import KafkaRole
 
-TENANT = "acme"
 _LONGEST_S = 90.0
+_LOOK_EVERY_S = 0.2
+_REPLAYED = 100
 _ASKED_AFTER = 64
 # A small machine, a few hundred requests: what is tolerated is more than a deployment would.
 _RATED = RolloutGuards(
@@ -80,7 +96,7 @@ def main(
     / "demo-rollout",
 ) -> None:
     """Roll out a version of a classifier that is worse, then one that is as good, judged by what users say; then a copy
-    of a language model with numbers of 8 bits."""
+    of a language model with numbers of 8 bits. Then replay the requests to the language model."""
     console = Console(stderr=as_json)
     try:
         is_good = _run(console, data_dir, as_json=as_json)
@@ -95,7 +111,11 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
     versions = make_versions(data_dir)
     for version, accuracy in versions.accuracies.items():
         console.print(f"  version {version}: {accuracy:.1%} of the held-out images right")
-    env = {"MODELS_FILE": str(versions.models_file), "MODELS_DIR": str(versions.models_dir)}
+    env = {
+        "MODELS_FILE": str(versions.models_file),
+        "MODELS_DIR": str(versions.models_dir),
+        "TENANTS_FILE": str(versions.tenants_file),
+    }
     services = [
         replace(one, env={**one.env, **env})
         for one in default_services(models_file=versions.models_file)
@@ -117,6 +137,7 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
         failures: list[Exception] = []
         models = PublishedModels(operator, default_codec(), failures.append)
         models.start()
+        started_at_ms = now_ms()
         with Client(TENANT, settings=users(KafkaUser(KafkaRole.TENANT, TENANT).name)) as client:
             drive = partial(_roll_out, console, operator, models, client)
             pictures, texts = images(), prompts()
@@ -124,6 +145,7 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
             better = drive(Trial(DIGITS, CHAMPION, GOOD, _RATED, pictures))
             after = ask_until(client, pictures, lambda answers: answers.total >= _ASKED_AFTER, lambda _answers: None)
             smaller = drive(Trial(LANGUAGE_MODEL, BFLOAT16, INT8, _UNRATED, texts))
+        replayed = _replay(console, stack.endpoints.postgres_dsn(PostgresRole.OPERATOR), started_at_ms)
         models.stop()
     if failures:
         raise StackError(f"the models could not be followed: {failures[0]}")
@@ -133,6 +155,7 @@ def _run(console: Console, data_dir: Path, *, as_json: bool) -> bool:
         "the version as good was promoted": better.status == RolloutStatus.PROMOTED,
         "then it answers everything": {version for _, version in after.requests} == {GOOD},
         "the copy of the language model with 8 bits was promoted": smaller.status == RolloutStatus.PROMOTED,
+        "a replay tells its answers from the noise of the champion": replayed == ReplayVerdict.DIFFERENT,
         "no request was refused": not any(one.refused for one in (*(end.answers for end in ends), after)),
     }
     if as_json:
@@ -169,6 +192,32 @@ def _roll_out(
     end = RolloutEnd(route, monotonic() - started, answers)
     console.print(f"After {answers.total} answers and {end.seconds:.0f} s: {end.status} ({route.reason}).")
     return end
+
+
+def _replay(console: Console, dsn: str, from_ms: int) -> str | None:
+    """Replay what the language model of the rollout's champion has answered. Returns the verdict."""
+    plan = LogReplayPlan(
+        LANGUAGE_MODEL, INT8, BFLOAT16, from_ms, now_ms(), sample=1.0, most_requests=_REPLAYED, reason="a demonstration"
+    )
+    until = monotonic() + _LONGEST_S
+    with LogReplays(dsn) as replays, console.status("replaying") as status:
+        made = replays.create(plan, BFLOAT16, "demo", now_ms())
+        while (now := replays.get(made.replay)).ended_at_ms is None and monotonic() < until:
+            status.update(f"replaying: {now.progress.answered}")
+            sleep(_LOOK_EVERY_S)
+    if now.report is None:
+        console.print(f"The replay is {now.state}: {now.trouble}")
+        return None
+    table = Table("measure", "pairs", "candidate", "champion again", "excess between", "tolerated", "verdict")
+    table.title = f"Replay of {version_key(LANGUAGE_MODEL, BFLOAT16)} on {INT8}: {now.report['verdict']}"
+    for task in now.report["tasks"]:
+        for found in (ReplayFinding(**one) for one in task["findings"]):
+            values = [_number(one) for one in (found.candidate, found.champion, found.lower, found.upper)]
+            bounds = " and ".join(values[2:])
+            tolerated = _number(found.tolerance)
+            table.add_row(found.measure, str(found.pairs), *values[:2], bounds, tolerated, found.verdict or "no data")
+    console.print(table)
+    return str(now.report["verdict"])
 
 
 def _show(console: Console, end: RolloutEnd) -> None:

@@ -8,10 +8,13 @@ from typing import Any
 
 import yaml
 
+from deploy.local.layout import PROJECT_ROOT
 from deploy.local.services import MODELS_FILE
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from deploy.models.train_digits import train
 
+TENANT = "acme"
+TENANTS_FILE = PROJECT_ROOT / "deploy" / "tenants.yaml"
 DIGITS = "digits"
 CHAMPION, GOOD, BAD = "1", "2", "3"
 LANGUAGE_MODEL = "smollm2-135m-instruct"
@@ -28,11 +31,13 @@ class Versions:
 
     models_dir: Path
     models_file: Path
+    tenants_file: Path
     accuracies: dict[str, float]
 
 
 def make_versions(folder: Path) -> Versions:
-    """Train what is not there yet, and write a models file of all."""
+    """Train what is not there yet, and write a models file of all, and a tenants file in which the tenant of the demo
+    allows evaluation."""
     models_dir = folder / "models"
     models_dir.mkdir(parents=True, exist_ok=True)
     for prepared in (_FOLDERS[CHAMPION], LANGUAGE_MODEL):
@@ -48,7 +53,14 @@ def make_versions(folder: Path) -> Versions:
     ]
     models_file = folder / "models.yaml"
     models_file.write_text(yaml.safe_dump({"models": entries}), encoding="utf-8")
-    return Versions(models_dir, models_file, {one: _accuracy(models_dir / name) for one, name in _FOLDERS.items()})
+    tenants = yaml.safe_load(TENANTS_FILE.read_text(encoding="utf-8"))
+    for tenant in tenants["tenants"]:
+        if tenant["tenant"] == TENANT:
+            tenant["evaluation"] = "allowed"
+    tenants_file = folder / "tenants.yaml"
+    tenants_file.write_text(yaml.safe_dump(tenants), encoding="utf-8")
+    accuracies = {one: _accuracy(models_dir / name) for one, name in _FOLDERS.items()}
+    return Versions(models_dir, models_file, tenants_file, accuracies)
 
 
 def _accuracy(folder: Path) -> float:

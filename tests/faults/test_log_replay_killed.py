@@ -40,7 +40,7 @@ SOON = {"DISPATCHER_SESSION_TIMEOUT_MS": "3000"}
 
 @pytest.fixture
 def pipeline(broker: str, tmp_path: Path, unique: str, migrated: PostgresServer) -> Iterator[Pipeline]:
-    assert migrated, "it is dropped behind the processes that use it"
+    assert migrated.admin_dsn, "the database is dropped behind the processes that use it"
     tenants: tuple[str | TenantSpec, ...] = (*(TenantSpec(name, evaluation="allowed") for name in ALLOWED), DENIED)
     old = default_model(unique, f"{unique}-pool")
     models = (old, replace(old, version="2"))

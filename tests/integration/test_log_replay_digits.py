@@ -41,7 +41,7 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
 def pipeline(
     broker: str, tmp_path: Path, unique: str, versions: Versions, migrated: PostgresServer
 ) -> Iterator[Pipeline]:
-    assert migrated, "it is dropped behind the processes that use it"
+    assert migrated.admin_dsn, "the database is dropped behind the processes that use it"
     champion = ModelVersion(
         f"{unique}-digits", CHAMPION, f"{unique}-pool", "torch-classifier", (Task.CLASSIFY,), FOLDERS[CHAMPION], 1, 1
     )

@@ -43,7 +43,14 @@ def pipeline(
 ) -> Iterator[Pipeline]:
     assert migrated.admin_dsn, "the database is dropped behind the processes that use it"
     champion = ModelVersion(
-        f"{unique}-digits", CHAMPION, f"{unique}-pool", "torch-classifier", (Task.CLASSIFY,), FOLDERS[CHAMPION], 1, 1
+        f"{unique}-digits",
+        CHAMPION,
+        f"{unique}-pool",
+        "torch-classifier",
+        (str(Task.CLASSIFY),),
+        FOLDERS[CHAMPION],
+        1,
+        1,
     )
     models = [replace(champion, version=version, path=path) for version, path in FOLDERS.items()]
     tenants = (TenantSpec("a", evaluation="allowed"),)

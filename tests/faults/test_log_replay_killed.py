@@ -39,7 +39,8 @@ SOON = {"DISPATCHER_SESSION_TIMEOUT_MS": "3000"}
 
 
 @pytest.fixture
-def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
+def pipeline(broker: str, tmp_path: Path, unique: str, migrated: PostgresServer) -> Iterator[Pipeline]:
+    assert migrated.admin_dsn, "the database is dropped behind the processes that use it"
     tenants: tuple[str | TenantSpec, ...] = (*(TenantSpec(name, evaluation="allowed") for name in ALLOWED), DENIED)
     old = default_model(unique, f"{unique}-pool")
     models = (old, replace(old, version="2"))

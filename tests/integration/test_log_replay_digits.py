@@ -38,9 +38,19 @@ def versions(tmp_path_factory: pytest.TempPathFactory) -> Versions:
 
 
 @pytest.fixture
-def pipeline(broker: str, tmp_path: Path, unique: str, versions: Versions) -> Iterator[Pipeline]:
+def pipeline(
+    broker: str, tmp_path: Path, unique: str, versions: Versions, migrated: PostgresServer
+) -> Iterator[Pipeline]:
+    assert migrated.admin_dsn, "the database is dropped behind the processes that use it"
     champion = ModelVersion(
-        f"{unique}-digits", CHAMPION, f"{unique}-pool", "torch-classifier", (Task.CLASSIFY,), FOLDERS[CHAMPION], 1, 1
+        f"{unique}-digits",
+        CHAMPION,
+        f"{unique}-pool",
+        "torch-classifier",
+        (str(Task.CLASSIFY),),
+        FOLDERS[CHAMPION],
+        1,
+        1,
     )
     models = [replace(champion, version=version, path=path) for version, path in FOLDERS.items()]
     tenants = (TenantSpec("a", evaluation="allowed"),)

@@ -114,11 +114,12 @@ def ratio_of_means(
     baseline: Sequence[float], candidate: Sequence[float], *, level: float = LEVEL, seed: int = 0
 ) -> RatioOfMeans | None:
     """The candidate's mean by the baseline's, of values from 0 of the same examples, with a paired bootstrap interval.
-    None if the baseline's mean is 0. Raises ValueError if the lengths differ, or are 0."""
+    None if the baseline's mean is 0, and of fewer than ``LEAST_RESAMPLED`` examples. Raises ValueError if the lengths
+    differ, or are 0."""
     old, new = np.asarray(baseline, np.float64), np.asarray(candidate, np.float64)
     if len(old) != len(new) or not len(old):
         raise ValueError(f"candidate: {len(new)} values beside {len(old)} of the baseline")
-    if not old.any():
+    if len(old) < LEAST_RESAMPLED or not old.any():
         return None
     random, count = np.random.default_rng(seed), len(old)
     ratios = np.empty(RESAMPLES)

@@ -137,10 +137,12 @@ def test_a_report_of_nothing() -> None:
 
 
 def test_a_ratio_of_means_covers_the_true_ratio_and_refuses_what_does_not_belong_together() -> None:
-    found = ratio_of_means([10.0, 20.0, 30.0, 40.0], [11.0, 24.0, 30.0, 45.0])
+    old, new = [10.0, 20.0, 30.0, 40.0] * 3, [11.0, 24.0, 30.0, 45.0] * 3
+    found = ratio_of_means(old, new)
     assert found is not None
     assert found.ratio == pytest.approx(1.1)
     assert found.low < 1.1 < found.high
-    assert ratio_of_means([0.0, 0.0], [1.0, 2.0]) is None
+    assert ratio_of_means([0.0] * 12, new) is None
+    assert ratio_of_means(old[:9], new[:9]) is None, "so few say nothing about an interval"
     with pytest.raises(ValueError, match="candidate: 1 values beside 2"):
         ratio_of_means([1.0, 2.0], [1.0])

@@ -118,7 +118,8 @@ BEGIN
 END $body$;
 """  # noqa: S608 - our own number
 
-# As in revision 0034, with what labels and feedback know of conversations.
+# As in revision 0029, with what labels and feedback know of conversations, results of copies, and the examples of
+# evaluation sets.
 STEP = """
 CREATE OR REPLACE FUNCTION erase_some(wanted_id text, most integer) RETURNS text[]
 LANGUAGE plpgsql SECURITY DEFINER SET search_path = public, pg_temp AS $body$
@@ -209,8 +210,9 @@ CREATE INDEX label_items_open ON label_items (tenant, queued_at_ms, request_id)
     WHERE state = 'open' AND gold_label IS NULL;
 """
 
-# As in revision 0031. Behind a policy, a comparison of an expression is no condition of an index: it would be a filter
-# of all rows when none is old. So the oldest are taken by the order of the index alone, and compared then.
+# As in revision 0029, with results of copies. Behind a policy, a comparison of an expression is no condition of an
+# index: it would be a filter of all rows when none is old. So the oldest are taken by the order of the index alone, and
+# compared then.
 RETENTION = """
 CREATE OR REPLACE FUNCTION remove_old_rows(wanted_table text, wanted_before_ms bigint, most integer)
 RETURNS TABLE (removed bigint, oldest_ms bigint)

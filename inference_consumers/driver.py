@@ -30,7 +30,7 @@ from inference_consumers.guardrails.stage import Checks, Guardrails, NoChecks, R
 from inference_consumers.results.chunk_writer import ChunkWriter, StreamedText
 from inference_consumers.results.dead_letter_share import DeadLetterShare
 from inference_consumers.results.result_writer import ResultWriter
-from inference_consumers.results.retries import Verdict, after_death, after_failure, after_problem
+from inference_consumers.results.retries import Again, Verdict, after_death, after_failure, after_problem
 from inference_consumers.results.settled import EngineRun, Settled
 
 log = get_logger(__name__)
@@ -315,7 +315,7 @@ class EngineDriver:
         with self.changed:
             state = self.engines.by_key[host.key]
             state.failure = failure
-            has_served = state.has_been_loaded and not state.only_copies
+            has_served = state.has_run_requests and not state.is_hidden
         if has_served:
             self.on_fatal(EngineFailedError(failure.message))
 
@@ -422,7 +422,10 @@ class EngineDriver:
         if run.is_yielding and isinstance(outcome, CancelledItem) and not self.is_cancelled(work):
             # What moved on is left to its new owner.
             if self.is_current(work.claim):
-                self.waiting.add(work)
+                if run.alone:
+                    self.waiting.add_again((Again((work,), alone=True),))
+                else:
+                    self.waiting.add(work)
             return []
         if state.is_continuous and isinstance(outcome, Success) and not work.is_copy:
             self._busy.served(work.item, outcome.usage)

@@ -295,7 +295,9 @@ class EngineHost:
                 elif process.poll() is not None:
                     break
                 elif not self._is_loaded and monotonic() - started > _LOAD_TIMEOUT_S:
-                    self.kill(EngineEnd(EndKind.HUNG, f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s"))
+                    why = f"it was not loaded within {_LOAD_TIMEOUT_S:.0f} s"
+                    self._load_failure = self._load_failure or self._failed(why)
+                    self.kill(EngineEnd(EndKind.HUNG, why))
                 elif not self._is_loaded and self._load_failure is None and self._lacks_room():
                     self._load_failure = self._failed("it would leave too little memory", no_room=True)
                     self.kill(EngineEnd(EndKind.KILLED, "for want of memory"))

@@ -253,7 +253,7 @@ class EngineStates:
         return [
             state.host.key[0]
             for state in self
-            if state.has_been_loaded and not state.is_loaded and not state.only_copies
+            if state.has_been_loaded and not state.is_loaded and not state.only_copies and state.failure is None
         ]
 
     def runnable(self, *, for_copies: bool = False) -> set[ModelKey]:
@@ -263,11 +263,17 @@ class EngineStates:
             run.open and not self.by_key[run.model_key].is_continuous and (for_copies or not run.is_copies)
             for run in self.runs
         )
-        return {key for key, state in self.by_key.items() if state.is_loaded and self._has_room(key, state, busy=busy)}
+        ready = {key: state for key, state in self.by_key.items() if state.is_loaded and not state.is_leaving}
+        return {key for key, state in ready.items() if self._has_room(key, state, busy=busy)}
 
     def copies_in_the_way(self, waiting_requests: int) -> list[ActiveRun]:
-        """Micro-batches of copies that run while requests wait, or run in a micro-batch."""
-        batches = [run for run in self.runs if run.open and not self.by_key[run.model_key].is_continuous]
+        """Runs of copies that keep an engine from requests which wait, or run in a micro-batch: micro-batches, and a
+        copy that a continuous engine runs alone."""
+        batches = [
+            run
+            for run in self.runs
+            if run.open and (not self.by_key[run.model_key].is_continuous or (run.alone and run.is_copies))
+        ]
         if not waiting_requests and all(run.is_copies for run in batches):
             return []
         return [run for run in batches if run.is_copies and not run.is_yielding]

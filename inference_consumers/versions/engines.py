@@ -75,6 +75,8 @@ class VersionEngines:
 
     def remove(self, key: ModelKey) -> None:
         """End the engine's process, which frees its memory. Blocks until it has ended."""
+        # What is still in its checks may come while the process ends.
+        self.refuse(key)
         host = self._hosts[key]
         host.close(END_TIMEOUT_S)
         with self.driver.changed:

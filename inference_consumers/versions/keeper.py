@@ -20,7 +20,7 @@ from inference_consumers.versions.engines import VersionEngines
 from inference_consumers.versions.measurement import MemoryBook
 from inference_consumers.versions.memory import FreeMemory, Memory
 from inference_consumers.versions.plan import Load, Plan, Situation, Unload, next_change
-from inference_consumers.versions.wanted import WantedVersion, champion_after, usable, wanted_versions
+from inference_consumers.versions.wanted import Rank, WantedVersion, champion_after, usable, wanted_versions
 
 log = get_logger(__name__)
 
@@ -85,6 +85,10 @@ class VersionKeeper:
     _making_room: set[ModelKey] = field(default_factory=set)
     """Those of them that leave for another one."""
     _failed: dict[ModelKey, FailedVersion] = field(default_factory=dict)
+    _away: dict[ModelKey, ModelVersion | None] = field(default_factory=dict)
+    """Records of versions whose files could not be had: nothing that serves is given up for them again."""
+    _without_room: set[ModelKey] = field(default_factory=set)
+    """Versions that found no room when they were loaded."""
     _unneeded_since_ms: dict[ModelKey, int] = field(default_factory=dict)
     _exchange: ModelKey | None = None
     """The version for which needed ones are given up."""
@@ -132,9 +136,11 @@ class VersionKeeper:
         wanted = wanted_versions(catalog, self.pool, now_ms)
         self._retry(catalog, now_ms)
         self._see_loading(catalog, now_ms)
+        self._see_failed(catalog, now_ms)
         self._see_leaving(wanted, now_ms)
         plan = next_change(self._situation(catalog, wanted, now_ms))
         self._see_plan(plan, now_ms)
+        self._see_complete(plan, wanted)
         match plan.change:
             case Load(version, is_bounded):
                 self._load(version, is_bounded=is_bounded)
@@ -158,6 +164,7 @@ class VersionKeeper:
         # Nothing is measured as long as nothing can be loaded.
         is_measured = bool(absent) and not is_busy
         others_failed = self.others.failed_elsewhere()
+        away = {key for key, record in self._away.items() if catalog.versions.get(key) == record}
         loaded = {key: self.memory.held(key, self.engines) if is_measured else Memory() for key in keys}
         needs = {(one.model, one.version): self.memory.needed(one) for one in absent} if is_measured else {}
         return Situation(
@@ -165,7 +172,7 @@ class VersionKeeper:
             loaded,
             self._kept(catalog, wanted, loaded, now_ms),
             self._failed.keys(),
-            {one.key for one in wanted if version_key(*one.key) in others_failed},
+            away.union(one.key for one in wanted if version_key(*one.key) in others_failed),
             {key: need for key, need in needs.items() if need is not None},
             self.memory.free(self.engines) if is_measured else FreeMemory(0),
             self.memory.reserve_bytes,
@@ -173,6 +180,7 @@ class VersionKeeper:
             is_busy=is_busy,
             is_unloading=bool(self._leaving),
             is_starting=not self._is_serving,
+            without_room=self._without_room,
         )
 
     def _kept(
@@ -216,6 +224,7 @@ class VersionKeeper:
         elif progress.is_loaded:
             self._loading = None
             self._gave_up = False
+            self._away.pop(key, None)
             if self._exchange == key:
                 self._exchange = None
             self.memory.measured(key, progress.memory, self.engines)
@@ -225,13 +234,27 @@ class VersionKeeper:
             self.engines.remove(key)
             self._loading = None
 
+    def _see_failed(self, catalog: ModelCatalog, now_ms: int) -> None:
+        """Versions that were loaded, and whose engines could not be started again."""
+        for key in self._loaded():
+            failure = self.engines.progress(key).failure
+            if failure is not None:
+                self.engines.remove(key)
+                self.memory.released(key)
+                metrics.MODEL_LOADS.labels(model=key[0], result="failed").inc()
+                may_pass = failure.may_pass or failure.no_room
+                self._fail(catalog, key, failure.message, now_ms + _AGAIN_AFTER_MS if may_pass else None)
+
     def _not_loaded(self, catalog: ModelCatalog, key: ModelKey, failure: LoadFailed, now_ms: int) -> None:
         for_good = not failure.no_room or self._exchange == key or not self._loaded()
         metrics.MODEL_LOADS.labels(model=key[0], result="failed" if for_good else "no_room").inc()
+        if failure.may_pass:
+            self._away[key] = catalog.versions.get(key)
         if for_good:
             self._fail(catalog, key, failure.message, now_ms + _AGAIN_AFTER_MS if failure.may_pass else None)
         else:
             self.memory.found_no_room(key)
+            self._without_room.add(key)
             log.warning("version_without_room", model=key[0], version=key[1], reason=failure.message)
 
     def _fail(self, catalog: ModelCatalog, key: ModelKey, reason: str, again_at_ms: int | None) -> None:
@@ -255,6 +278,7 @@ class VersionKeeper:
                     self.engines.remove(key)
                     del self._leaving[key]
                     self.memory.released(key)
+                    self._without_room.clear()
                     log.info("version_unloaded", model=key[0], version=key[1])
 
     def _see_plan(self, plan: Plan, now_ms: int) -> None:
@@ -279,6 +303,17 @@ class VersionKeeper:
                 if change.state in (VersionState.WAITING, VersionState.NO_ROOM):
                     log.info("version_missing", version=change.version, state=change.state)
 
+    def _see_complete(self, plan: Plan, wanted: tuple[WantedVersion, ...]) -> None:
+        """A consumer serves as soon as its champions are loaded, or cannot be: a candidate that hangs while it is
+        loaded keeps nobody from that."""
+        champions = [one for one in wanted if one.rank is Rank.CHAMPION]
+        needed = {one.key for one in champions}
+        needed.update((one.fallback.model, one.fallback.version) for one in champions if one.fallback is not None)
+        ended = (VersionState.FAILED, VersionState.NO_ROOM)
+        open_keys = {key for key, state in plan.missing.items() if state not in ended} | {self._loading}
+        if self._loaded() and needed.isdisjoint(open_keys):
+            self._is_complete.set()
+
     def _reason(self, key: ModelKey, state: VersionState) -> str:
         reason = self._failed[key].reason if state is VersionState.FAILED and key in self._failed else ""
         return reason[:_MOST_REASON_CHARACTERS]
@@ -287,6 +322,12 @@ class VersionKeeper:
 
     def _load(self, version: ModelVersion, *, is_bounded: bool) -> None:
         key = version.model, version.version
+        if key in self._leaving:
+            # It is wanted again, before it was gone.
+            self.engines.keep(key)
+            del self._leaving[key]
+            self._making_room.discard(key)
+            return
         needed, free = self.memory.begin(version, self.engines)
         log.info("version_loading", model=key[0], version=key[1], needed_bytes=needed, free_bytes=free)
         lacks_room = partial(self.memory.lacks_room, self.engines) if is_bounded else None

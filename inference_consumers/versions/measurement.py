@@ -81,9 +81,9 @@ class MemoryBook:
         return self.free(engines).main_bytes < self.reserve_bytes
 
     def found_no_room(self, key: ModelKey) -> None:
-        """The version that was to be loaded could not be, for want of memory: it needs as much as was free."""
+        """The version that was to be loaded could not be, for want of memory: it needs more than was free."""
         free = self._free_before
-        self._at_least[key] = Memory(free.main_bytes, free.device_bytes or 0)
+        self._at_least[key] = Memory(free.main_bytes + 1, 0 if free.device_bytes is None else free.device_bytes + 1)
 
     def measured(self, key: ModelKey, memory: EngineMemory, engines: VersionEngines) -> None:
         """A version was loaded, and holds this."""

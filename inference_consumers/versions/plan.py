@@ -33,7 +33,8 @@ class Situation:
         has_turn: whether this consumer may give up versions that are needed.
         is_busy: whether a version is being loaded, or makes room for one.
         is_unloading: whether any is being unloaded: then no other is, since that one's memory will be free.
-        is_starting: whether it serves nothing yet: then champions are loaded whatever they need.
+        is_starting: whether it serves nothing yet: then champions are loaded whatever they need,
+        without_room: but for those that found no room.
     """
 
     wanted: Sequence[WantedVersion]
@@ -48,6 +49,7 @@ class Situation:
     is_busy: bool = False
     is_unloading: bool = False
     is_starting: bool = False
+    without_room: Collection[ModelKey] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,7 @@ def _step(now: Situation, goal: WantedVersion, ranks: Mapping[ModelKey, Rank]) -
     """What to do for a version that is not loaded, or why nothing can be done."""
     if goal.key in now.failed:
         return VersionState.FAILED
-    if now.is_starting and goal.rank is Rank.CHAMPION:
+    if now.is_starting and goal.rank is Rank.CHAMPION and goal.key not in now.without_room:
         return Load(goal.version, is_bounded=False)
     need = now.needs.get(goal.key)
     if need is None or _fits_without(now, need, ()):

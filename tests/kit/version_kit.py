@@ -71,6 +71,10 @@ class FakeEngines:
     sizes: dict[ModelKey, int]
     broken: set[ModelKey] = field(default_factory=set)
     away: set[ModelKey] = field(default_factory=set)
+    hanging: set[ModelKey] = field(default_factory=set)
+    """Those that never end loading."""
+    unroomy: set[ModelKey] = field(default_factory=set)
+    """Those whose engine finds no room at the end of loading."""
     busy: set[ModelKey] = field(default_factory=set)
     """Those that run something."""
     engines: dict[ModelKey, _Engine] = field(default_factory=dict)
@@ -97,13 +101,15 @@ class FakeEngines:
 
     def advance(self) -> None:
         for key, engine in self.engines.items():
-            if engine.turns_left <= 0 or engine.failure is not None:
+            if engine.turns_left <= 0 or engine.failure is not None or key in self.hanging:
                 continue
             engine.turns_left -= 1
             if engine.lacks_room is not None and engine.lacks_room():
                 engine.failure = LoadFailed("no room", no_room=True)
             elif engine.turns_left <= 0 and key in self.broken:
                 engine.failure = LoadFailed("broken")
+            elif engine.turns_left <= 0 and key in self.unroomy:
+                engine.failure = LoadFailed("no room", no_room=True)
             elif engine.turns_left <= 0 and key in self.away:
                 engine.failure = LoadFailed("away", may_pass=True)
 
@@ -158,7 +164,7 @@ class FakeMemory:
         return self.engines.free_bytes < self.reserve_bytes
 
     def found_no_room(self, key: ModelKey) -> None:
-        self.least[key] = self._free_before
+        self.least[key] = self._free_before + 1
 
     def measured(self, key: ModelKey, memory: EngineMemory, _engines: object) -> None:
         self.known[key[0]] = memory.main_bytes

@@ -8,13 +8,14 @@ import pytest
 from fairlane.evaluation_records import EvaluationMark
 from fairlane.names import DEAD_LETTER_WORK, EVALUATION_REPLIES, EVALUATION_TENANT, LEDGER_USAGE
 from fairlane.outcomes import Code, Health
-from fairlane.records import InferenceReply
+from fairlane.records import InferenceReply, TokenUsage
 from fairlane_server.kafka.transactions import OutputRecord, Settlement
 from inference_consumers.batching.received_work import ReceivedWork
 from inference_consumers.engine_process.messages import Finished, Loaded, RunEnded, RunStep
 from inference_consumers.engine_process.states import EngineState
 from inference_consumers.engines.protocol import CancelledItem, Failure, LoadFailed, Problem
 from inference_consumers.results.records import AnswerWriter
+from inference_consumers.results.retries import Again
 from tests.kit.driver_bench import CRASHED, OK, DriverBench, FakeHost, named
 
 CANDIDATE = ("chat", "2")
@@ -147,6 +148,23 @@ def test_a_candidate_that_crashes_is_no_failure_of_the_consumer() -> None:
     assert bench.driver.served[0] == (("chat", "1"),)
     bench.add(named("r-1"))
     assert bench.started()[0] == ["r-1"]
+
+
+def test_a_copy_that_a_continuous_engine_runs_alone_makes_way_for_a_request() -> None:
+    bench = DriverBench(continuous=True)
+    alone = copy("c-1", model=bench.host.key)
+    bench.driver.waiting.add_again((Again((alone,), alone=True),))
+    assert bench.start() == ["c-1"]
+    bench.add(named("r-1"))
+    assert not bench.start()
+    assert bench.host.cancelled == [(bench.run_id, (0,))]
+    bench.tell({0: CancelledItem(TokenUsage())})
+    bench.end()
+    assert bench.start() == ["r-1"]
+    bench.tell({0: OK})
+    bench.end()
+    assert bench.start() == ["c-1"]
+    assert bench.driver.engines.runs.of(bench.host.key)[0].alone, "it is still a suspect"
 
 
 def test_an_engine_that_ran_requests_is_one_of_the_consumer_for_good() -> None:

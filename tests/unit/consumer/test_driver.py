@@ -468,6 +468,9 @@ def test_a_continuous_engine_is_measured_by_its_busy_time() -> None:
 
 def test_one_that_has_served_and_cannot_be_loaded_again_ends_the_consumer() -> None:
     bench = DriverBench()
+    bench.add(named("served"))
+    bench.start()
+    bench.die()
     bench.driver.engine_failed(bench.host, LoadFailed("m: no such file"))
     (error,) = bench.fatal
     assert isinstance(error, EngineFailedError)
@@ -487,6 +490,20 @@ def test_a_version_that_cannot_be_loaded_is_noted_and_served_by_nobody() -> None
     assert states.by_key[host.key].failure == failure
     assert (states.serves(bench.host.key), states.serves(host.key)) == (True, False)
     assert bench.driver.served[0] == (bench.host.key,)
+
+
+def test_one_that_has_served_nothing_or_is_on_its_way_out_ends_nothing() -> None:
+    for is_hidden in (False, True):
+        bench = DriverBench()
+        if is_hidden:
+            bench.add(named("served"))
+            bench.start()
+            bench.driver.engines.by_key[bench.host.key].is_hidden = True
+        bench.die()
+        bench.driver.engine_failed(bench.host, LoadFailed("m: too little memory", no_room=True))
+        assert not bench.fatal
+        assert not bench.driver.engines.serves(bench.host.key)
+        assert not bench.driver.lost_engines
 
 
 def test_a_version_on_its_way_out_finishes_its_run_and_gives_back_the_rest() -> None:

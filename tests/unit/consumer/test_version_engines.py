@@ -78,6 +78,25 @@ def test_a_version_that_cannot_be_loaded_is_reported_and_removed() -> None:
     assert not bench.fatal
 
 
+def test_what_was_in_its_checks_until_its_version_is_removed_does_not_run_and_hurts_nobody() -> None:
+    bench = DriverBench()
+    engines, (host, *_) = _loading(bench)
+    host.loaded()
+    late = named("late")
+    late = replace(late, item=replace(late.item, model_version=NEW[1]))
+
+    def closes(_timeout_s: float) -> None:
+        with bench.driver.changed:
+            bench.driver.input_passed(late)
+        assert not bench.driver.start_one()
+
+    host.close = closes  # type: ignore[method-assign]
+    engines.remove(NEW)
+    assert [work.request_id for work in bench.driver.take_unserved()] == ["late"]
+    bench.add(named("mine"))
+    assert bench.start() == ["mine"]
+
+
 def test_a_version_is_removed_when_its_work_is_done_and_given_back() -> None:
     bench = DriverBench()
     engines, (host, *_) = _loading(bench)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fairlane.evaluation_records import Shadow
 from fairlane.records import ModelRoute
 from fairlane_server.models.catalog import ModelCatalog
+from inference_consumers.engines.protocol import LoadFailed
 from tests.kit.version_kit import KEEP_MS, MODEL, TURN_MS, FakeConsumer, FakePool, route, version
 
 ONE, TWO, THREE = map(version, "123")
@@ -157,6 +158,70 @@ def test_the_candidate_of_a_shadow_is_loaded_until_the_shadow_ends() -> None:
     pool.publish(replace(route("1"), shadow=replace(shadow, stopped_at_ms=1)))
     pool.turn(SETTLED + KEPT)
     assert pool.served() == ["1"]
+
+
+def test_a_version_that_fails_after_it_was_loaded_is_loaded_no_more() -> None:
+    pool = running()
+    shadow = Shadow("s", "2", 5.0, 1, 0.1, 60_000, 0)
+    pool.publish(TWO, replace(route("1"), shadow=shadow))
+    pool.turn(SETTLED)
+    (consumer,) = pool.consumers.values()
+    consumer.engines.engines[NEW].failure = LoadFailed("it died too often")
+    pool.turn()
+    assert consumer.state_of == {"digits/2": "failed"}
+    pool.publish(route("2", "1"))
+    pool.turn(SETTLED + KEPT)
+    assert pool.served() == ["1"], "the champion before goes on"
+    assert not consumer.failures
+
+
+def test_without_room_a_version_whose_files_are_away_makes_others_go_once() -> None:
+    pool = running(memory_bytes=50)
+    (consumer,) = pool.consumers.values()
+    consumer.engines.away = {NEW}
+    pool.publish(TWO, route("2", "1"))
+    pool.turn(300_000 // TURN_MS)
+    assert consumer.engines.log.count(("unload", "1")) == 1
+    assert pool.served() == ["1"]
+
+
+def test_a_starting_consumer_serves_one_champion_if_there_is_no_room_for_another() -> None:
+    pool = FakePool()
+    (consumer,) = pool.consumers.values()
+    other = version("1", "other")
+    consumer.engines.unroomy = {("other", "1")}
+    pool.publish(ONE, other, route("1"), route("1", model="other"))
+    pool.turn(SETTLED)
+    assert consumer.is_serving
+    assert pool.served() == ["1"]
+    assert consumer.state_of == {"other/1": "no_room"}
+    assert consumer.engines.log.count(("load", "1")) == 2, "each once"
+
+
+def test_a_candidate_that_hangs_while_it_is_loaded_keeps_no_consumer_from_serving() -> None:
+    pool = FakePool()
+    (consumer,) = pool.consumers.values()
+    consumer.engines.hanging = {NEW}
+    pool.publish(ONE, TWO, replace(route("1"), shadow=Shadow("s", "2", 5.0, 1, 0.1, 60_000, 0)))
+    pool.turn(SETTLED)
+    assert consumer.is_serving
+    assert consumer.state_of == {"digits/2": "loading"}
+
+
+def test_a_champion_before_that_is_wanted_again_on_its_way_out_stays() -> None:
+    pool = running()
+    (consumer,) = pool.consumers.values()
+    consumer.engines.broken = {NEW}
+    pool.publish(TWO, route("2", "1"))
+    pool.turn(SETTLED)
+    consumer.engines.busy = {(MODEL.model, "1")}
+    pool.publish(route("2", "1", stopped=("1",)))
+    pool.turn(20)
+    assert consumer.engines.engines[MODEL.model, "1"].refused
+    pool.publish(route("2", "1"))
+    pool.turn(SETTLED)
+    assert pool.served() == ["1"]
+    assert consumer.engines.log.count(("load", "1")) == 1
 
 
 def test_a_consumer_that_starts_with_a_broken_champion_serves_the_one_before() -> None:

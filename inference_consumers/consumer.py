@@ -224,7 +224,7 @@ class InferenceConsumer:
         with self.driver.changed:
             waiting = self.driver.waiting
             checked_bytes: dict[str, list[int]] = {}
-            for work in self.driver.guardrails.inputs():
+            for work in (one for one in self.driver.guardrails.inputs() if not one.is_copy):
                 checked_bytes.setdefault(work.item.priority_class, []).append(work.size_bytes)
             full = set()
             for priority in PRIORITY_WEIGHTS:

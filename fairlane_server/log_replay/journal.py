@@ -41,7 +41,7 @@ SELECT place, CASE
             OR erased.kind = 'conversation' AND erased.digest = sha256(convert_to(asked.conversation, 'UTF8'))
                 AND (asked.submitted_at_ms < erased.before_ms OR asked.first_id <> asked.request_id)
             OR erased.kind = 'history' AND erased.digest = sha256(convert_to(asked.conversation, 'UTF8'))
-                AND asked.has_history AND asked.submitted_at_ms < erased.before_ms
+                AND asked.has_history
         )
     ) THEN 'erased'
     WHEN NOT EXISTS (

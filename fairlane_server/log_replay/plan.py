@@ -10,7 +10,7 @@ from fairlane.records import ModelVersion
 from fairlane_server.models.catalog import ModelCatalog
 from fairlane_server.models.routes import CHAMPION
 
-MOST_OUTSTANDING = 100_000
+MOST_OUTSTANDING = 1_000
 MOST_TENANTS = 1_000
 ARMS = 2
 """Each request has a copy for the candidate, and one for the version that answered it: the noise floor."""

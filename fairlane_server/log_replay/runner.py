@@ -24,7 +24,7 @@ from fairlane_server.kafka.feeds import FeedUnavailableError
 from fairlane_server.log_replay.copier import MAX_AGE_MS, ProgressLostError, ReplayCopier
 from fairlane_server.log_replay.journal import CopyResults, ReplayJournal
 from fairlane_server.log_replay.pace import OutstandingCopies, RecentRate
-from fairlane_server.log_replay.plan import ARMS, LogReplayState
+from fairlane_server.log_replay.plan import ARMS, MOST_OUTSTANDING, LogReplayState
 from fairlane_server.log_replay.progress import expected_requests, remaining_s
 from fairlane_server.log_replay.ranges import topics_of
 from fairlane_server.log_replay.report import ReportBuilder
@@ -188,7 +188,9 @@ class LogReplayRunner:
             self._count(active)
         copied = copier.counts.copied
         outstanding = active.copies.of(copied)
-        free = room(outstanding, replay.most_outstanding, copied, replay.most_requests, ARMS)
+        # Dispatchers hold a bounded number of copies, those of shadows too.
+        part = max(ARMS, MOST_OUTSTANDING // max(1, len(self._active)))
+        free = room(outstanding, min(replay.most_outstanding, part), copied, replay.most_requests, ARMS)
         dealt_with = copier.step(free, self._wall_clock()) if free and not copier.is_read else 0
         new = copier.counts.copied - copied
         if new:

@@ -44,12 +44,12 @@ class WaitingWork:
         return sum(lane.batcher.cost_tokens + lane.retries.cost_tokens for lane in self._lanes)
 
     def count(self, priority: str) -> int:
-        """New items of a priority, copies included."""
-        return sum(lane.batcher.count(priority) for lane in self._lanes)
+        """New items of a priority but for copies: dispatchers bound these, and they hold up no fetching of requests."""
+        return self.batcher.count(priority)
 
     def size_bytes(self, priority: str) -> int:
-        """Bytes of the new items of a priority, copies included."""
-        return sum(lane.batcher.size_bytes(priority) for lane in self._lanes)
+        """Bytes of the new items of a priority, without copies."""
+        return self.batcher.size_bytes(priority)
 
     def batcher_of(self, *, copies: bool) -> MicroBatcher:
         """The micro-batcher of requests, or that of copies."""

@@ -149,6 +149,8 @@ def test_a_request_that_was_given_an_erased_turn_is_not_copied(bench: ReplayBenc
 
     (first, alone) = of_conversation(bench.work(2))
     given = of_conversation(bench.work(2, history=(Message("user", "what is erased"),)))
+    # It was submitted after the erasure was asked for, and before it took its turn.
+    given[1] = replace(given[1], submitted_at_ms=given[1].submitted_at_ms + 5_000)
     (elsewhere,) = bench.work(1, history=(Message("user", "of another conversation"),))
     turn = ConversationTurn("talk", (Message("user", "what is erased"),))
     bench.record(bench.reply(first, output=Output(text="an answer"), turn=turn))

@@ -71,10 +71,11 @@ BEGIN
         JOIN tenants AS t ON t.tenant = c.tenant AND t.evaluation = 'allowed'
         LEFT JOIN label_items AS i ON i.tenant = c.tenant AND i.request_id = c.request_id
             AND i.state = 'agreed' AND i.task = 'classify'
-        LEFT JOIN (
-            SELECT feedback.tenant, feedback.request_id, min(correction) AS correction FROM feedback
-            WHERE correction IS NOT NULL GROUP BY 1, 2 HAVING count(DISTINCT correction) = 1
-        ) AS f ON f.tenant = c.tenant AND f.request_id = c.request_id
+        LEFT JOIN LATERAL (
+            SELECT min(given.correction) AS correction FROM feedback AS given
+            WHERE given.tenant = c.tenant AND given.request_id = c.request_id AND given.correction IS NOT NULL
+            HAVING count(DISTINCT given.correction) = 1
+        ) AS f ON true
         WHERE c.replay = wanted_replay AND coalesce(i.label, f.correction) IS NOT NULL LIMIT most;
     PERFORM set_config('fairlane.tenant', coalesce(acting_for, ''), true);
 END $body$;

@@ -111,7 +111,9 @@ BEGIN
     FROM unnest(new_digests) AS given (one)
     UNION ALL
     SELECT owner, 'history', sha256(convert_to(name, 'UTF8')), until_ms, now_ms + kept_ms
-    FROM unnest(CASE new_kind WHEN 'requests' THEN conversations_of(owner, new_names) END) AS given (name)
+    FROM unnest(CASE new_kind WHEN 'requests' THEN conversations_of(owner, new_names || ARRAY(
+        SELECT request_id FROM results WHERE tenant = owner AND replay_of = ANY(new_names)
+    )) END) AS given (name)
     ON CONFLICT (tenant, kind, digest) DO UPDATE SET before_ms = greatest(erased.before_ms, excluded.before_ms),
         kept_until_ms = greatest(erased.kept_until_ms, excluded.kept_until_ms);
     RETURN now_ms;

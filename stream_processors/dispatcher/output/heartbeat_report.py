@@ -116,7 +116,7 @@ def pool_loads(scheduler: Scheduler[ItemT], stats: TenantStats) -> tuple[PoolLoa
             window_tokens=round(view.window_tokens),
             share=view.share,
             # Gateways predict waits by it, in which copies for evaluation have no part.
-            in_flight_tokens=scheduler.in_flight.own_tokens(name) - scheduler.in_flight.copies(name).own_tokens,
+            in_flight_tokens=scheduler.in_flight.own_tokens(name),
             classes=tuple(
                 ClassLoad(priority_class, queue.backlogged_weight(priority_class), waiting.requests, waiting.tokens)
                 for priority_class in CLASS_WEIGHTS

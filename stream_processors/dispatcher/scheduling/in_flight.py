@@ -16,7 +16,7 @@ with every request: so the sum over the last set is kept as well.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeVar
 
@@ -268,8 +268,9 @@ class InFlight:
         """Own work that the group committed before its settlement was read. No longer in flight."""
         self._ledgers: dict[str, InFlightLedger] = {}
         self._own_tenant_tokens: dict[tuple[str, str], int] = {}
-        self._copies: defaultdict[str, Held] = defaultdict(Held)
-        """By pool, the part that is copies for evaluation."""
+        self._copies: dict[str, InFlightLedger] = {}
+        """By pool, of copies for evaluation. Apart: a consumer runs them when it has no request, so they take no room
+        of requests."""
 
     # Events
 
@@ -387,14 +388,15 @@ class InFlight:
     # Queries
 
     def held(self, pool: str, partitions: frozenset[int] | None = None) -> Held:
-        """Work in flight in a pool, own reservations included; only on these ``partitions`` if given, plus work without
-        a partition yet. A live object; O(1) as long as the partitions stay the same."""
+        """Work in flight in a pool but for copies, own reservations included; only on these ``partitions`` if given,
+        plus work without a partition yet. A live object; O(1) as long as the partitions stay the same."""
         ledger = self._ledgers.get(pool)
         return NOTHING_HELD if ledger is None else ledger.within(partitions)
 
-    def copies(self, pool: str) -> Held:
-        """The part of the work in flight in a pool that is copies for evaluation. A live object."""
-        return self._copies[pool]
+    def copies(self, pool: str, partitions: frozenset[int] | None = None) -> Held:
+        """Copies for evaluation in flight in a pool, as ``held``."""
+        ledger = self._copies.get(pool)
+        return NOTHING_HELD if ledger is None else ledger.within(partitions)
 
     def tokens(self, pool: str) -> int:
         return self.held(pool).tokens
@@ -413,9 +415,16 @@ class InFlight:
     def pools(self) -> list[str]:
         return [pool for pool, ledger in self._ledgers.items() if ledger.total.tokens]
 
-    def consumer_loads(self, pool: str, by_consumer: Iterable[frozenset[int]]) -> list[ConsumerLoad]:
+    def consumer_loads(
+        self, pool: str, by_consumer: Sequence[frozenset[int]], *, with_copies: bool = False
+    ) -> list[ConsumerLoad]:
         """The work in flight of each consumer of the pool, given its partitions. O(partitions)."""
-        return self._ledger_of(pool).consumer_loads(by_consumer)
+        loads = self._ledger_of(pool).consumer_loads(by_consumer)
+        copies = self._copies.get(pool) if with_copies else None
+        if copies is None:
+            return loads
+        both = zip(loads, copies.consumer_loads(by_consumer), strict=True)
+        return [load._replace(tokens=load.tokens + own.tokens, items=load.items + own.items) for load, own in both]
 
     def began(self, pool: str, partition: int, now_ms: int) -> None:
         """A run began at the consumer of this partition: something of it was settled, or it had nothing to do."""
@@ -466,15 +475,18 @@ class InFlight:
             tokens = self._own_tenant_tokens.pop(key, 0) + change
             if tokens:
                 self._own_tenant_tokens[key] = tokens
-        if work.tenant == EVALUATION_TENANT:
-            self._copies[work.pool].add(change, sign, is_own=work.is_own)
-        self._ledger_of(work.pool).count(work.partition, change, sign, is_own=work.is_own)
+        ledgers = self._copies if work.tenant == EVALUATION_TENANT else self._ledgers
+        _ledger_in(ledgers, work.pool).count(work.partition, change, sign, is_own=work.is_own)
 
     def _ledger_of(self, pool: str) -> InFlightLedger:
-        ledger = self._ledgers.get(pool)
-        if ledger is None:
-            ledger = self._ledgers[pool] = InFlightLedger()
-        return ledger
+        return _ledger_in(self._ledgers, pool)
+
+
+def _ledger_in(ledgers: dict[str, InFlightLedger], pool: str) -> InFlightLedger:
+    ledger = ledgers.get(pool)
+    if ledger is None:
+        ledger = ledgers[pool] = InFlightLedger()
+    return ledger
 
 
 def _remember(memory: OrderedDict[WorkId, ValueT], work: WorkId, value: ValueT, bound: int) -> None:

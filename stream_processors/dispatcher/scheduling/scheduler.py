@@ -233,7 +233,7 @@ class Scheduler(Generic[ItemT]):
         is_known = stretch is not None and self._now_ms - stretch.learned_at_ms < _STRETCH_TTL_MS
         return WorkAhead(
             capacity=pool.capacity,
-            in_flight_tokens=self._ahead_tokens(item.pool, pool),
+            in_flight_tokens=self._held(item.pool, pool).tokens,
             waiting_tokens=everything.tokens,
             own_waiting_tokens=own_tokens,
             dispatcher_share=pool.share.share or own_share,
@@ -313,6 +313,7 @@ class Scheduler(Generic[ItemT]):
             is_idle = not len(pool.queue) and not any(pool.share.weights_by_class.values())
             if is_idle and pool.capacity.state is CapacityState.LIVE:
                 self.in_flight.start_round(name)
+                self._open_window(name, pool, now_ms, for_copies=True)
                 yield from self._spare_turns_of(name, pool, copies, now_ms)
 
     def _spare_turns_of(
@@ -321,10 +322,11 @@ class Scheduler(Generic[ItemT]):
         is_placed = _placement(pool)
         while True:
             part = Amount(COPIES_PART * pool.window.tokens, COPIES_PART * pool.window.items)
-            room = min(
-                room_tokens(pool.window, pool.share.share, self._held(name, pool)),
-                room_tokens(part, pool.share.share, self.in_flight.copies(name)),
-            )
+            flying = self.in_flight.copies(name, pool.capacity.owned_partitions)
+            both = Held()
+            both.merge(self._held(name, pool))
+            both.merge(flying)
+            room = min(room_tokens(pool.window, pool.share.share, both), room_tokens(part, pool.share.share, flying))
             heads = copies.heads(name) if room > 0 else iter(())
             item = next((one for one in heads if one.cost_tokens <= room and (not is_placed or is_placed(one))), None)
             if item is None:
@@ -514,13 +516,13 @@ class Scheduler(Generic[ItemT]):
         finally:
             pool.queue.unblock()
 
-    def _open_window(self, name: str, pool: _Pool[ItemT], now_ms: int) -> None:
-        """Compute the pool's window for a round of dispatch."""
+    def _open_window(self, name: str, pool: _Pool[ItemT], now_ms: int, *, for_copies: bool = False) -> None:
+        """Compute the pool's window for a round of dispatch. Copies in flight take room of copies alone."""
         capacity, target_ms, mean = pool.capacity, self.policy.target_queue_ms, _mean_cost_tokens(pool)
         if capacity.work_partitions is None:
             pool.window, pool.choice = window(capacity, mean, target_ms), None
         else:
-            loads = self.in_flight.consumer_loads(name, capacity.work_partitions)
+            loads = self.in_flight.consumer_loads(name, capacity.work_partitions, with_copies=for_copies)
             pool.choice = ConsumerChoice(capacity, loads, mean, target_ms, now_ms)
             pool.window = pool.choice.window
 
@@ -573,16 +575,13 @@ class Scheduler(Generic[ItemT]):
         return partition
 
     def _held(self, name: str, pool: _Pool[ItemT]) -> Held:
-        """Work in flight of the live consumers; not that on a dead one's partitions until the group moves them."""
+        """Work in flight of the live consumers but for copies, which they run when they have no request; not that on a
+        dead one's partitions until the group moves them."""
         return self.in_flight.held(name, pool.capacity.owned_partitions)
-
-    def _ahead_tokens(self, name: str, pool: _Pool[ItemT]) -> int:
-        """Work in flight that goes before a request: a consumer runs copies for evaluation when it has nothing else."""
-        return max(0, self._held(name, pool).tokens - self.in_flight.copies(name).tokens)
 
     def _lateness(self, name: str, pool: _Pool[ItemT], now_ms: int) -> Callable[[ItemT], bool]:
         """Whether a request that starts at the earliest possible time would end after its deadline."""
-        in_flight = self._ahead_tokens(name, pool)
+        in_flight = self._held(name, pool).tokens
         capacity = pool.capacity
         rate = capacity.cost_tokens_per_s
         start_ms, ms_per_token = now_ms, 0.0

@@ -213,3 +213,11 @@ def test_copies_run_beside_requests_of_an_engine_that_takes_items_as_they_come()
     assert bench.started() == ([], ["c-1"])
     assert bench.started() == ([], [])
     assert not bench.other.cancelled
+
+
+def test_copies_that_wait_hold_up_no_fetching_of_requests() -> None:
+    bench = CopyBench()
+    bench.add(copy("c-1"), named("r-1", priority="low"))
+    waiting = bench.driver.waiting
+    assert (len(waiting), waiting.count("low")) == (2, 1)
+    assert waiting.size_bytes("low") == named("r-1", priority="low").size_bytes

@@ -229,7 +229,8 @@ def test_copies_fill_a_part_of_the_window_and_leave_the_rest() -> None:
     bench = made(None)
     bench.give(*(copied(number) for number in range(1, 101)), topic=WORK)
     scheduler = bench.dispatcher.scheduler
-    held = scheduler.in_flight.held("pool")
+    held = scheduler.in_flight.copies("pool")
+    assert not scheduler.in_flight.held("pool").items
     (view,) = [view for _, _, _, view, _ in scheduler.pool_views()]
     assert 0 < held.items <= COPIES_PART * view.window_items
     assert held.tokens <= COPIES_PART * view.window_tokens
@@ -239,6 +240,24 @@ def test_copies_fill_a_part_of_the_window_and_leave_the_rest() -> None:
     assert scheduler.predict(queued)[0].in_flight_tokens == 0
     bench.give(request(901))
     assert len(bench.decoded("priority.pool.normal")) == 1
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [[copied(number) for number in range(1, 101)], [copied(1, cost_tokens=20_000, prompt_tokens=100)]],
+    ids=["many", "a large one"],
+)
+def test_copies_in_flight_take_no_room_of_requests(copies: list[WorkItem]) -> None:
+    """A consumer runs none of them while a request waits: their room would not come back."""
+
+    def sent(first: list[WorkItem]) -> int:
+        bench = made(None)
+        bench.give(*first, topic=WORK)
+        assert bool(bench.decoded("priority.pool.low")) == bool(first)
+        bench.give(*(request(1_000 + number, timeout_ms=3_600_000) for number in range(200)))
+        return len(bench.decoded("priority.pool.normal"))
+
+    assert sent(copies) == sent([]) > 0
 
 
 def test_a_copy_larger_than_its_part_of_the_window_goes_alone() -> None:

@@ -8,7 +8,8 @@ class EvaluationMark:
     """Marks work and replies as evaluation: a copy of a request that runs beside it and answers nobody.
 
     ``kind`` is shadow or replay, ``run`` the id of the shadow or replay, ``arm`` what runs the copy: candidate or
-    champion. ``tenant`` and ``request_id`` are those of the original; the ``source`` of the work is its source too.
+    champion. ``tenant``, ``request_id`` and ``conversation_id`` are those of the original; the ``source`` of the work
+    is its source too.
     """
 
     kind: str
@@ -16,6 +17,7 @@ class EvaluationMark:
     arm: str
     tenant: str
     request_id: str
+    conversation_id: str | None = None
 
 
 @frozen_dataclass(frozen=True, slots=True)

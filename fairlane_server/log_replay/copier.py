@@ -174,7 +174,11 @@ class ReplayCopier(Closing):
         versions = {EvaluationArm.CANDIDATE: self._replay.candidate, EvaluationArm.CHAMPION: self._replay.against}
         made = []
         for arm, version in versions.items():
-            mark = EvaluationMark(EvaluationKind.REPLAY, self._replay.replay, arm, item.tenant, item.request.request_id)
+            mark = EvaluationMark(
+                *(EvaluationKind.REPLAY, self._replay.replay, arm, item.tenant),
+                item.request.request_id,
+                item.request.conversation_id,
+            )
             copy = copy_of(item, mark, version, now_ms, MAX_AGE_MS)
             made.append(OutputRecord(EVALUATION_WORK, copy.request.request_id.encode(), self._codec.encode(copy)))
         return made

@@ -80,14 +80,14 @@ def drop_erased(projection: Projection, erased: Mapping[Subject, int]) -> int:
 
 
 def _place_of(table: Table) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Tenant, request, and the times of submission and reply of a row; of feedback and copies, twice the only time: of
-    a conversation, they are known by their request alone."""
+    """Tenant, request, and the times of submission and reply of a row; of feedback, twice the only time: of a
+    conversation, it is known by its request alone."""
     columns = list(table.columns)
     times = _ONLY_TIMES.get(table.name, ("submitted_at_ms", "replied_at_ms"))
     return itemgetter(*map(columns.index, ("tenant", "request_id", *times)))
 
 
-_ONLY_TIMES = {FEEDBACK.name: ("given_at_ms",) * 2, EVALUATION_RESULTS.name: ("finished_at_ms",) * 2}
+_ONLY_TIMES = {FEEDBACK.name: ("given_at_ms",) * 2, EVALUATION_RESULTS.name: ("copied_at_ms", "finished_at_ms")}
 
 
 def _is_erased(

@@ -205,6 +205,8 @@ def _evaluated(reply: InferenceReply, record: LogRecord, projection: Projection)
         raise DecodeError(DecodeProblem.INVALID_BODY, "InferenceReply.evaluation: missing")
     if reply.replay_of is not None:
         projection.replays[storable(mark.tenant), storable(mark.request_id)] = storable(reply.replay_of)
+    if mark.conversation_id is not None:
+        projection.conversations[storable(mark.tenant), storable(mark.request_id)] = storable(mark.conversation_id)
     has_run = times.engine_started_at_ms is not None and times.engine_finished_at_ms is not None
     values = {
         **_fields(reply),

@@ -251,7 +251,7 @@ EVALUATION_RESULTS = Table(
     "evaluation_results",
     "evaluation result",
     {
-        **dict.fromkeys(("run", "tenant", "request_id", "arm", "kind"), "text"),
+        **dict.fromkeys(("run", "tenant", "request_id", "arm", "kind", "conversation_id"), "text"),
         **_SOURCE,
         **dict.fromkeys(("ended", "outcome", "code", "message", "model", "model_version", "task"), "text"),
         "output": "jsonb",

@@ -13,6 +13,7 @@ CREATE TABLE evaluation_results (
     request_id text NOT NULL,
     arm text NOT NULL,
     kind text NOT NULL,
+    conversation_id text,
     source_topic text NOT NULL,
     source_partition bigint NOT NULL,
     source_offset bigint NOT NULL,
@@ -42,6 +43,8 @@ CREATE TABLE evaluation_results (
     PRIMARY KEY (run, tenant, request_id, arm)
 );
 CREATE INDEX evaluation_results_of_request ON evaluation_results (tenant, request_id);
+CREATE INDEX evaluation_results_of_conversation ON evaluation_results (tenant, conversation_id)
+    WHERE conversation_id IS NOT NULL;
 CREATE INDEX evaluation_results_by_age ON evaluation_results ((finished_at_ms + 0));
 COMMENT ON TABLE evaluation_results IS 'one row per copy of a request; tenant and request_id are those of the original';
 COMMENT ON COLUMN evaluation_results.ended IS 'completed, failed or dropped';

@@ -178,6 +178,10 @@ BEGIN
     GET DIAGNOSTICS removed = ROW_COUNT;
     PERFORM erase_labels(owner, ids, talks);
     DELETE FROM evaluation_results WHERE tenant = owner AND request_id = ANY(ids);
+    IF it.kind = 'conversation' THEN
+        -- Also of requests that made no turn.
+        DELETE FROM evaluation_results WHERE tenant = owner AND conversation_id = ANY(talks);
+    END IF;
     IF cardinality(ids) = 0 THEN
         UPDATE erasures SET state = 'done', names = '{}', uncached = '{}', stepped_at = now(),
             done_at_ms = floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint

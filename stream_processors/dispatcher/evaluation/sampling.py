@@ -140,7 +140,8 @@ class ShadowSampler:
         if not is_sampled(shadow, queued.request, queued.tenant, queued.model.version, queued.arm, now_ms):
             return None
         mark = EvaluationMark(
-            EvaluationKind.SHADOW, shadow.run, EvaluationArm.CANDIDATE, queued.tenant, queued.request_id
+            *(EvaluationKind.SHADOW, shadow.run, EvaluationArm.CANDIDATE),
+            *(queued.tenant, queued.request_id, queued.request.conversation_id),
         )
         if not is_allowed:
             return Sampled(shadow, mark, SkipReason.NOT_ALLOWED)

@@ -321,7 +321,8 @@ RIGHTS: Mapping[PostgresRole, Rights] = {
             "submitted_at_ms, admitted_at_ms, dispatched_at_ms, received_at_ms, engine_finished_at_ms, replied_at_ms, "
             "cost_nanos, currency, cache_use, replies_seen)",
             "audit_logs": "SELECT (request_id, tenant, source_topic, occurred_at_ms, inputs)",
-            "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm)",
+            # The corrections are those of items to be labelled.
+            "feedback": "SELECT (request_id, tenant, rating, given_at_ms, model, model_version, arm, correction)",
             "evaluation_results": f"SELECT ({_COPY})",
             "log_replays": f"SELECT, INSERT ({_REPLAY}), "
             "UPDATE (state, trouble, ranges, started_at_ms, ended_at_ms, progress, report), DELETE",

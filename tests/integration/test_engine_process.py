@@ -39,7 +39,7 @@ from inference_consumers.engines.protocol import (
 )
 from tests.kit.artifact_kit import FILES, cache_of, cached, contents, write_files
 from tests.kit.continuous_engine import UNJOINABLE
-from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, POISON, TOO_LARGE
+from tests.kit.troubled_engine import ALWAYS, DEADLY, ENDLESS, KILLED, NEVER_LOADED_MS, POISON, TOO_LARGE
 from tests.kit.waiting import eventually
 
 MODEL = ModelVersion("m", "1", "p", "simulated", ("generate",), "m", 2048, 512)
@@ -69,7 +69,8 @@ class Heard:
         self.told.put(end)
 
     def engine_failed(self, host: EngineHost, failure: LoadFailed) -> None:
-        self.told.put(f"failed{' for want of room' if failure.no_room else ''}: {failure.message}")
+        why = " for want of room" if failure.no_room else " for now" if failure.may_pass else ""
+        self.told.put(f"failed{why}: {failure.message}")
 
     def next(self) -> object:
         return self.told.get(timeout=WAIT_S)
@@ -328,7 +329,7 @@ def test_a_process_that_dies_whenever_it_loads_is_given_up() -> None:
 
 def test_a_load_that_leaves_too_little_memory_is_ended_and_its_memory_is_back() -> None:
     heard, asked = Heard(), 0
-    host = host_of(FAST)
+    host = host_of(EngineSpec(MODEL, "models", simulated=SimulatedCost(batch_ms=NEVER_LOADED_MS)))
 
     def lacks_room() -> bool:
         nonlocal asked
@@ -392,8 +393,19 @@ def test_an_engine_whose_files_cannot_be_used_is_not_started() -> None:
     host.close(WAIT_S)
 
 
-@pytest.mark.parametrize("patience_s", [60.0, 0.0])
-def test_a_source_that_is_away_for_a_moment_costs_no_version(tmp_path: Path, patience_s: float) -> None:
+def test_a_source_that_is_away_for_too_long_fails_the_version_for_now() -> None:
+    def fetch(_stop: StopWait) -> CachedArtifact:
+        raise ArtifactUnavailableError("the source is away")
+
+    heard = Heard()
+    host = EngineHost(FAST, sys.executable, os.environ, backoff=QUICK, fetch=fetch, fetch_patience_s=0.0)
+    host.start(heard)
+    assert heard.next() == "failed for now: m: the source is away"
+    host.close(WAIT_S)
+    assert heard.told.empty()
+
+
+def test_a_source_that_is_away_for_a_moment_costs_no_version(tmp_path: Path) -> None:
     origin, cache, heard = write_files(tmp_path / "origin", FILES), cache_of(tmp_path / "cache"), Heard()
     left = [ArtifactUnavailableError("the source is away")] * 2
 
@@ -403,11 +415,9 @@ def test_a_source_that_is_away_for_a_moment_costs_no_version(tmp_path: Path, pat
         return cached(cache, origin, stop=stop)
 
     environment = without_settings(os.environ)
-    host = EngineHost(FAST, sys.executable, environment, backoff=QUICK, fetch=fetch, fetch_patience_s=patience_s)
+    host = EngineHost(FAST, sys.executable, environment, backoff=QUICK, fetch=fetch, fetch_patience_s=60.0)
     host.start(heard)
     try:
-        if not patience_s:
-            assert heard.next() == "failed: m: the source is away"
         assert heard.loaded()[1] == 1
     finally:
         host.close(WAIT_S)

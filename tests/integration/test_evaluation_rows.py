@@ -69,7 +69,15 @@ def original(number: int, text: str = "yes", *, tenant: str = "acme", conversati
     return on_log(replies_topic(tenant), reply)
 
 
-def copied(number: int, text: str = "yes", *, tenant: str = "acme", arm: str = "candidate", **more: Any) -> LogRecord:
+def copied(
+    number: int,
+    text: str = "yes",
+    *,
+    tenant: str = "acme",
+    arm: str = "candidate",
+    conversation: str | None = None,
+    **more: Any,
+) -> LogRecord:
     reply = InferenceReply(
         *(f"copy-{number}", EVALUATION_TENANT, "ok"),
         task="generate",
@@ -77,7 +85,7 @@ def copied(number: int, text: str = "yes", *, tenant: str = "acme", arm: str = "
         output=Output(text=text),
         source=source(number),
         timings=Timings(1, 1, 1, 1, 2_000, 2_060),
-        evaluation=EvaluationMark("shadow", RUN, arm, tenant, f"id-{number}"),
+        evaluation=EvaluationMark("shadow", RUN, arm, tenant, f"id-{number}", conversation),
     )
     return on_log(EVALUATION_REPLIES, reply, **more)
 
@@ -165,6 +173,20 @@ def test_a_copy_that_was_stored_before_its_original_goes_with_its_conversation(
             pass
     write(store, original(1, conversation="talk-1"), copied(2))
     assert {row["request_id"] for row in recorded(migrated.owner_dsn, RUN)} == {"id-2"}
+
+
+def test_copies_of_requests_without_an_answer_go_with_their_conversation(
+    store: RecorderStore, migrated: PostgresServer
+) -> None:
+    """The original failed, so it made no turn, and the erasure knows it by no other row."""
+    write(store, consent("acme"), copied(1, conversation="talk"), copied(2, conversation="other"))
+    with Erasures(migrated.gateway_dsn, "acme", DAY_MS) as erasures:
+        erasure_id = erasures.request(ErasureKind.CONVERSATION, ["talk"], "a test")
+        while erasures.step(erasure_id):
+            pass
+    assert [row["request_id"] for row in recorded(migrated.owner_dsn, RUN)] == ["id-2"]
+    write(store, copied(1, conversation="talk"))
+    assert [row["request_id"] for row in recorded(migrated.owner_dsn, RUN)] == ["id-2"], "also when it ends afterwards"
 
 
 def test_old_rows_of_copies_are_removed(store: RecorderStore, migrated: PostgresServer) -> None:

@@ -24,7 +24,7 @@ TENANT_TABLES = (
     *("users", "api_keys", "backfill_jobs", "backfill_chunks", "files", "batches"),
     *("admin_events", "usage_daily", "usage_daily_callers", "usage_hourly"),
     *("document_uploads", "erasures", "erased", "barred_tenants"),
-    *("feedback", "label_items", "labels", "evaluation_results"),
+    *("feedback", "label_items", "labels", "evaluation_results", "log_replay_requests"),
     *("drift_streams", "drift_findings", "drift_samples"),
     *("evaluation_sets", "evaluation_examples", "evaluation_runs", "evaluation_scores"),
     *("evaluation_schedules", "judge_calibrations"),

@@ -20,6 +20,11 @@ from tests.kit.pipeline import unique_name
 from tests.kit.stack import PostgresServer, migrated_database
 
 TENANTS = ("acme", "globex")
+REPLAY = """
+INSERT INTO log_replays (replay, model, candidate, against, tenants, from_ms, until_ms, sample, most_outstanding,
+    created_by, reason, created_at_ms)
+VALUES ('y', 'm', '2', '1', '{}', 0, 1, 1, 2, 'me', '', 1)
+"""
 ROWS = {
     "results": "(request_id, tenant, source_topic, source_partition, source_offset, reply_topic, reply_partition, "
     "reply_offset, replied_at_ms, outcome, prompt_tokens, completion_tokens, cached_tokens, batch_size, degradations, "
@@ -56,6 +61,8 @@ ROWS = {
     "outcome, prompt_tokens, completion_tokens, cached_tokens, batch_size, finished_at_ms, log_topic, log_partition, "
     "log_offset, replies_seen) VALUES ('run', %(tenant)s, 'r', 'candidate', 'shadow', 's', 0, 0, 'completed', 'ok', 1, "
     "1, 0, 1, 1, 'l', 0, 0, 1)",
+    "log_replay_requests": "(replay, tenant, request_id, work_topic, work_partition, work_offset) VALUES ('y', "
+    "%(tenant)s, 'r', 'w', 0, 0)",
     "drift_streams": "(tenant, model, task, version, block_requests, block, not_before_ms, monitors, statistics, "
     "watched, has_payload, seen_at_ms) VALUES (%(tenant)s, 'm', 'generate', '', 1, '{}', 0, '{}', '{}', 0, false, 1)",
     "drift_findings": "(tenant, finding_id, model, task, version, statistic, needs_consent, effect, log_evidence, "
@@ -136,6 +143,7 @@ def database(postgres: PostgresServer) -> Iterator[Database]:
             keys.create("acme", "tests")
         with connect(server.owner_dsn, "tests") as owner:
             act_for(owner, ALL_TENANTS)
+            owner.execute(REPLAY)
             for table, row in ROWS.items():
                 for tenant in TENANTS:
                     owner.execute(f"INSERT INTO {table} {row}".encode(), {"tenant": tenant})

@@ -331,4 +331,4 @@ def test_every_decision_can_be_explained(
         "cost",
         "quality",
     }
-    assert run("rollout", "explain", unique, "--rollout", "another")[1] == {"decisions": []}
+    assert run("rollout", "explain", unique, "--rollout", "another")[1] == {"decisions": [], "evaluations": []}

@@ -460,7 +460,7 @@ def test_labels_are_judged_and_exported_over_the_admin_api(migrated: PostgresSer
         with pytest.raises(UnknownLabelItemError):
             office.set_gold("acme", request_id(9), "bad", "user:cleo")
         counts, reviewers = office.statistics("acme")
-        assert counts == {"agreed": 2, "open": 1}
+        assert counts == {"agreed": 2, "gold": 1}
         assert [(one.reviewer, one.agreed) for one in reviewers] == [
             ("user:anna", 2),
             ("user:ben", 2),

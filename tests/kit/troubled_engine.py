@@ -25,6 +25,8 @@ ONCE = "this one fails once"
 ALWAYS = "this one fails every time"
 PADDED = "this one is filled up"
 
+NEVER_LOADED_MS = 1e9
+"""An engine whose batches would take this long never ends loading."""
 PADDING_TOKENS = 5
 """What each item with ``PADDED`` in it makes the engine compute in vain."""
 
@@ -35,6 +37,10 @@ class TroubledEngine(SimulatedEngine):
     def __init__(self, *arguments: object, **options: object) -> None:
         super().__init__(*arguments, **options)  # type: ignore[arg-type]  # handed on as they are
         self._failed_once: set[str] = set()
+
+    def load(self) -> None:
+        if self._cost.batch_ms == NEVER_LOADED_MS:
+            signal.pause()
 
     def run(self, batch: Sequence[EngineItem], observer: RunObserver) -> RunCost:
         """Raises for a batch with trouble in it, and quotes the prompt, as exceptions do."""

@@ -90,7 +90,7 @@ def test_what_was_in_its_checks_until_its_version_is_removed_does_not_run_and_hu
             bench.driver.input_passed(late)
         assert not bench.driver.start_one()
 
-    host.close = closes  # type: ignore[method-assign]
+    host.close = closes  # type: ignore[method-assign,assignment]
     engines.remove(NEW)
     assert [work.request_id for work in bench.driver.take_unserved()] == ["late"]
     bench.add(named("mine"))

@@ -45,6 +45,7 @@ def pipeline(broker: str, tmp_path: Path, unique: str, migrated: PostgresServer)
     old = default_model(unique, f"{unique}-pool")
     models = (old, replace(old, version="2"))
     with Pipeline(broker, tmp_path, unique, tenants=tenants, models=models, env=SOON) as made:
+        made.name_versions()
         yield made
 
 

@@ -69,6 +69,7 @@ def pipeline(broker: str, tmp_path: Path, unique: str) -> Iterator[Pipeline]:
     models = (champion, *(replace(champion, version=version) for version in (CRASHES, FAILS, HANGS)))
     tenants = [TenantSpec(tenant, evaluation="allowed") for tenant in TENANTS]
     with Pipeline(broker, tmp_path, unique, tenants=tenants, models=models, env=SOON) as made:
+        made.name_versions()
         yield made
 
 

@@ -59,6 +59,7 @@ def test_consumers_killed_while_they_change_versions_lose_nothing(
             pipeline.consumer(number, env).wait_ready()
             eventually(lambda version=new.version: all_serve(version), PATIENCE_S, "the new version")  # type: ignore[misc]  # bound now
     answered = traffic.replies(PATIENCE_S)
-    assert {reply.outcome for reply in answered.values()} == {Outcome.OK}
+    ends = {(reply.outcome, reply.code, reply.message) for reply in answered.values()}
+    assert {outcome for outcome, *_ in ends} == {Outcome.OK}, ends
     last = max(answered, key=traffic.sent["a"].__getitem__)
     assert answered[last].model_version == str(1 + CHANGES)

@@ -57,6 +57,7 @@ def pipeline(
     with Pipeline(
         broker, tmp_path, unique, tenants=tenants, models=models, env={"MODELS_DIR": str(versions.models_dir)}
     ) as made:
+        made.name_versions()
         yield made
 
 

@@ -114,17 +114,17 @@ def test_a_report_compares_the_pairs_of_tenants_that_allow_it(run: Run, tables: 
     run_id = made["run"]
     allow(tables, "acme", "allowed")
     allow(tables, "globex", "denied")
-    records = [one for _ in range(8) for one in pair(run_id, "acme", "3", "3")]
+    records = [one for _ in range(18) for one in pair(run_id, "acme", "3", "3")]
     records += [*pair(run_id, "acme", "3", "5"), *pair(run_id, "acme", "3", "", "failed")]
     records += [one for _ in range(5) for one in pair(run_id, "globex", "3", "5")]
     records += [sampled(run_id, result) for result in ("copied", "copied", "load")]
     write(tables, records)
     code, report, complaint = run("shadow", "report", unique)
     assert code == 0, complaint
-    assert report["counts"] == {"sampled": {"copied": 2, "load": 1}, "ended": {"completed": 14, "failed": 1}}
+    assert report["counts"] == {"sampled": {"copied": 2, "load": 1}, "ended": {"completed": 24, "failed": 1}}
     (task,) = report["tasks"]
-    assert (task["task"], task["pairs"], task["compared"]) == ("classify", 10, 9)
-    assert task["equal"]["mean"] == pytest.approx(8 / 9)
+    assert (task["task"], task["pairs"], task["compared"]) == ("classify", 20, 19)
+    assert task["equal"]["mean"] == pytest.approx(18 / 19)
     assert (task["answered"]["worse"], task["failed_codes"]) == (1, {"poison": 1})
     assert task["engine_ms"]["ratio"] == pytest.approx(1.0)
     allow(tables, "acme", "denied")

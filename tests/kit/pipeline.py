@@ -225,6 +225,15 @@ class Pipeline:
         """Start a dispatcher. A number that was used before is the same slot: what ran in it must have ended."""
         return self.launch(Service(f"dispatcher-{number}", ("-m", "stream_processors.dispatcher"), env or {}))
 
+    def name_versions(self) -> None:
+        """Give every version that is no champion an alias, so that consumers load it."""
+        routes = {}
+        for model in self.models:
+            route = routes.setdefault(model.model, route_of_one(model))
+            if model.version not in route.aliases.values():
+                route.aliases[f"other-{model.version}"] = model.version
+        self.control_models.publish(list(routes.values()))
+
     def consumer(
         self, number: int = 1, env: Mapping[str, str] | None = None, *, pool: str | None = None
     ) -> ServiceProcess:

@@ -35,6 +35,7 @@ from fairlane.records import (
     AuditEvent,
     InferenceRequest,
     ModelPrices,
+    ModelRoute,
     ModelVersion,
     Parameters,
     Price,
@@ -227,7 +228,7 @@ class Pipeline:
 
     def name_versions(self) -> None:
         """Give every version that is no champion an alias, so that consumers load it."""
-        routes = {}
+        routes: dict[str, ModelRoute] = {}
         for model in self.models:
             route = routes.setdefault(model.model, route_of_one(model))
             if model.version not in route.aliases.values():

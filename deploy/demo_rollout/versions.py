@@ -8,13 +8,11 @@ from typing import Any
 
 import yaml
 
-from deploy.local.layout import PROJECT_ROOT
-from deploy.local.services import MODELS_FILE
+from deploy.local.services import MODELS_FILE, TENANTS_FILE
 from deploy.models.prepare import DEFAULT_MODELS_DIR
 from deploy.models.train_digits import train
 
 TENANT = "acme"
-TENANTS_FILE = PROJECT_ROOT / "deploy" / "tenants.yaml"
 DIGITS = "digits"
 CHAMPION, GOOD, BAD = "1", "2", "3"
 LANGUAGE_MODEL = "smollm2-135m-instruct"

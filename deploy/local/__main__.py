@@ -24,7 +24,7 @@ from deploy.local.layout import (
 )
 from deploy.local.logs import LogKeeper, tail
 from deploy.local.run_record import stop_running
-from deploy.local.services import ENGINES, MODELS_FILE, default_services, default_setup
+from deploy.local.services import ENGINES, MODELS_FILE, TENANTS_FILE, default_services, default_setup
 from deploy.local.stack import LocalStack, kafka_credentials
 from deploy.local.status import StackStatus, read_status
 from deploy.local.supervisor import Supervisor
@@ -245,7 +245,6 @@ KEY_FILE = "demo-key"
 """In the data directory, readable by its owner only."""
 KEY_NAME = "demo (make up)"
 OPERATOR_ENV = "operator.env"
-TENANTS_FILE = PROJECT_ROOT / "deploy" / "tenants.yaml"
 
 
 def demo_key(data_dir: DataDir, owner_dsn: str) -> tuple[str, bool]:

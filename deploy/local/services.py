@@ -24,6 +24,7 @@ from fairlane_server.topics.families import KafkaRole, pools_of
 from fairlane_server.yaml_config import ConfigError
 
 MODELS_FILE = PROJECT_ROOT / "deploy" / "models.yaml"
+TENANTS_FILE = PROJECT_ROOT / "deploy" / "tenants.yaml"
 HOST = "127.0.0.1"
 GATEWAY = "gateway-1"
 ADMIN = "admin-1"

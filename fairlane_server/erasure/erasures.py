@@ -33,6 +33,8 @@ MOST_UNDER_WAY = 100
 ERASURE_LOCK = 4_170_120_020
 """Advisory lock of Postgres. Whoever stores what may have been erased shares it until that is committed. An erasure
 takes it alone while it writes its tombstones, so that it finds the rows of everybody who did not see them."""
+SHARE_ERASURE_LOCK = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
+"""The statement that shares it until the end of the transaction."""
 
 APPLICATION_NAME = "fairlane-erasures"
 # Longer than a transaction of the recorder, for which an erasure waits.

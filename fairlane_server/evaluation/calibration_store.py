@@ -1,26 +1,18 @@
 """Calibrations of judges of one tenant in Postgres; they are never changed."""
 
 import secrets
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-import psycopg
 from psycopg.types.json import Jsonb
 
-from fairlane.clock import ClockMs, now_ms
-from fairlane.closing import Closing
-from fairlane.names import is_name
 from fairlane_server.evaluation.calibration import JudgeAgreement
 from fairlane_server.evaluation.judge import Rubric
 from fairlane_server.evaluation.set_store import (
-    APPLICATION_NAME,
-    CALL_TIMEOUT_S,
     StoredSet,
     UnknownEvaluationError,
 )
-from fairlane_server.postgres.connection import ReconnectingConnection, reason
-from fairlane_server.store_error import StoreError
+from fairlane_server.evaluation.tenant_store import TenantStore
 
 _COLUMNS = """
 calibration_id, judge, judge_version, rubric, rubric_digest, set_name, set_version, set_digest, result, created_at_ms,
@@ -62,19 +54,8 @@ class JudgeCalibration:
     created_by: str
 
 
-class JudgeCalibrations(Closing):
+class JudgeCalibrations(TenantStore):
     """Every call raises StoreError: Postgres cannot be used, and it is unknown whether it was done."""
-
-    def __init__(self, dsn: str, tenant: str, wall_clock: ClockMs = now_ms) -> None:
-        """Raises ValueError for what cannot be a tenant's name."""
-        if not is_name(tenant):
-            raise ValueError(f"no tenant can have the name {tenant!r}")
-        self._tenant = tenant
-        self._wall_clock = wall_clock
-        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
-
-    def close(self) -> None:
-        self._kept.close()
 
     def add(
         self, judge: str, version: str, rubric: Rubric, measured_on: StoredSet, agreement: JudgeAgreement, author: str
@@ -139,11 +120,3 @@ class JudgeCalibrations(Closing):
             JudgeCalibration(*[*first, JudgeAgreement(**{**result, "scores": tuple(result["scores"])}), at_ms, author])
             for *first, result, at_ms, author in rows
         ]
-
-    @contextmanager
-    def _transaction(self) -> Iterator[psycopg.Connection]:
-        try:
-            with self._kept.transaction(self._tenant) as connection:
-                yield connection
-        except psycopg.Error as error:
-            raise StoreError(reason(error)) from None

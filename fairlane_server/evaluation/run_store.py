@@ -18,19 +18,13 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
-from fairlane.clock import ClockMs, now_ms
-from fairlane.closing import Closing
-from fairlane.names import is_name
 from fairlane_server.evaluation.grading import ExampleScore
 from fairlane_server.evaluation.set_store import (
-    APPLICATION_NAME,
-    CALL_TIMEOUT_S,
     EvaluationStoreError,
     UnknownEvaluationError,
 )
 from fairlane_server.evaluation.stored_runs import JudgeUse, RunHead, RunResult, fall_of, request_id_of, result_of
-from fairlane_server.postgres.connection import ReconnectingConnection, reason
-from fairlane_server.store_error import StoreError
+from fairlane_server.evaluation.tenant_store import TenantStore
 
 LEASE_MS = 60_000
 MOST_RUNS = 500
@@ -129,25 +123,14 @@ def new_run_id() -> str:
     return secrets.token_hex(8)
 
 
-class EvaluationRuns(Closing):
+class EvaluationRuns(TenantStore):
     """Every call raises StoreError: Postgres cannot be used, and it is unknown whether it was done;
     EvaluationStoreError: as each call says."""
-
-    def __init__(self, dsn: str, tenant: str, wall_clock: ClockMs = now_ms) -> None:
-        """Raises ValueError for what cannot be a tenant's name."""
-        if not is_name(tenant):
-            raise ValueError(f"no tenant can have the name {tenant!r}")
-        self._tenant = tenant
-        self._wall_clock = wall_clock
-        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
 
     @property
     def tenant(self) -> str:
         """Whose runs they are."""
         return self._tenant
-
-    def close(self) -> None:
-        self._kept.close()
 
     def begin(self, head: RunHead, author: str, runner: str) -> str:
         """Store the beginning of a run, for this runner. Returns its id. Raises RunTakenError for a scheduled run while
@@ -301,14 +284,12 @@ class EvaluationRuns(Closing):
         return _run(row)
 
     @contextmanager
-    def _transaction(self) -> Iterator[psycopg.Connection]:
-        try:
-            with self._kept.transaction(self._tenant) as connection:
+    def _transaction(self, tenant: str | None = None) -> Iterator[psycopg.Connection]:
+        with super()._transaction(tenant) as connection:
+            try:
                 yield connection
-        except psycopg.errors.UniqueViolation:
-            raise _TakenError from None
-        except psycopg.Error as error:
-            raise StoreError(reason(error)) from None
+            except psycopg.errors.UniqueViolation:
+                raise _TakenError from None
 
 
 class _TakenError(Exception):

@@ -4,25 +4,20 @@
 ...     schedules.set(EvaluationSchedule("digits", "holdout", "accuracy", {}, None, every_hours=24.0))
 """
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import psycopg
 from psycopg.types.json import Jsonb
 
-from fairlane.closing import Closing
-from fairlane.names import is_model_name, is_name
+from fairlane.names import is_model_name
 from fairlane_server.evaluation.schedules import EvaluationSchedule, LastRun, check_schedule, measured_versions
 from fairlane_server.evaluation.set_store import (
-    APPLICATION_NAME,
-    CALL_TIMEOUT_S,
     EvaluationStoreError,
     UnknownEvaluationError,
 )
-from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, reason
-from fairlane_server.store_error import StoreError
+from fairlane_server.evaluation.tenant_store import TenantStore
+from fairlane_server.postgres.connection import ALL_TENANTS
 
 MOST_SCHEDULES = 1_000
 """Of a tenant."""
@@ -62,19 +57,9 @@ class ModelState:
     requests: int
 
 
-class EvaluationSchedules(Closing):
+class EvaluationSchedules(TenantStore):
     """Every call raises StoreError: Postgres cannot be used, and it is unknown whether it was done;
     EvaluationStoreError: as each call says."""
-
-    def __init__(self, dsn: str, tenant: str) -> None:
-        """Raises ValueError for what cannot be a tenant's name."""
-        if not is_name(tenant):
-            raise ValueError(f"no tenant can have the name {tenant!r}")
-        self._tenant = tenant
-        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
-
-    def close(self) -> None:
-        self._kept.close()
 
     def set(self, schedule: EvaluationSchedule) -> None:
         """Store a schedule in place of that of its model. Without a baseline the present one stays. Raises
@@ -138,11 +123,3 @@ class EvaluationSchedules(Closing):
 
     def _unknown(self, model: str) -> UnknownEvaluationError:
         return UnknownEvaluationError(f"{self._tenant} has no evaluation schedule of {model}", "model")
-
-    @contextmanager
-    def _transaction(self, tenant: str | None = None) -> Iterator[psycopg.Connection]:
-        try:
-            with self._kept.transaction(tenant or self._tenant) as connection:
-                yield connection
-        except psycopg.Error as error:
-            raise StoreError(reason(error)) from None

@@ -7,18 +7,14 @@
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
 
-from fairlane.clock import ClockMs, now_ms
-from fairlane.closing import Closing
-from fairlane.names import is_name
 from fairlane.outcomes import EvaluationConsent
-from fairlane_server.erasure.erasures import ERASURE_LOCK
+from fairlane_server.erasure.erasures import SHARE_ERASURE_LOCK
 from fairlane_server.evaluation.evaluation_set import (
     MOST_EXAMPLES,
     EvaluationExample,
@@ -26,11 +22,9 @@ from fairlane_server.evaluation.evaluation_set import (
     example_of,
     line_of,
 )
-from fairlane_server.postgres.connection import ReconnectingConnection, reason
+from fairlane_server.evaluation.tenant_store import TenantStore
 from fairlane_server.store_error import StoreError
 
-APPLICATION_NAME = "fairlane-evaluation"
-CALL_TIMEOUT_S = 60.0
 SET_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MOST_SET_BYTES = 64 * 1024 * 1024
 MOST_TENANT_BYTES = 1024 * 1024 * 1024
@@ -41,7 +35,6 @@ MOST_VERSIONS = 1_000
 _AT_ONCE = 1_000
 
 _LOCK_SETS = "SELECT pg_advisory_xact_lock(hashtextextended('fairlane.evaluation_sets.' || %s, 0))"
-_LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 _CONSENT = "SELECT evaluation FROM tenants WHERE tenant = %s"
 _ERASED = "SELECT id FROM unnest(%s::text[]) AS given (id) WHERE request_is_erased(id) LIMIT 1"
 _COLUMNS = """
@@ -124,20 +117,9 @@ class StoredSet:
     labelled: int
 
 
-class EvaluationSets(Closing):
+class EvaluationSets(TenantStore):
     """Every call raises StoreError: Postgres cannot be used, and it is unknown whether it was done;
     EvaluationStoreError: as each call says."""
-
-    def __init__(self, dsn: str, tenant: str, wall_clock: ClockMs = now_ms) -> None:
-        """Raises ValueError for what cannot be a tenant's name."""
-        if not is_name(tenant):
-            raise ValueError(f"no tenant can have the name {tenant!r}")
-        self._tenant = tenant
-        self._wall_clock = wall_clock
-        self._kept = ReconnectingConnection(dsn, APPLICATION_NAME, CALL_TIMEOUT_S)
-
-    def close(self) -> None:
-        self._kept.close()
 
     def add(self, name: str, examples: EvaluationSet, author: str) -> tuple[StoredSet, bool]:
         """Store a set as the next version, and return it; whether it is new. One with the same content is returned as
@@ -223,7 +205,7 @@ class EvaluationSets(Closing):
                 f"the set is made of requests, and {self._tenant} does not allow evaluation (`evaluation`)"
             )
         # Erasures that begin wait for this transaction, and then find the examples.
-        connection.execute(_LOCK_ERASURES)
+        connection.execute(SHARE_ERASURE_LOCK)
         erased = connection.execute(_ERASED, ([one.request_id for one in made],)).fetchone()
         if erased is not None:
             raise EvaluationStoreError(f"{erased[0]}: the request was erased; export the set again", "body")
@@ -234,14 +216,6 @@ class EvaluationSets(Closing):
             which = name if version is None else f"{name}:{version}"
             raise UnknownEvaluationError(f"{self._tenant} has no evaluation set {which}", "set")
         return StoredSet(*row)
-
-    @contextmanager
-    def _transaction(self) -> Iterator[psycopg.Connection]:
-        try:
-            with self._kept.transaction(self._tenant) as connection:
-                yield connection
-        except psycopg.Error as error:
-            raise StoreError(reason(error)) from None
 
 
 def set_reference(text: str) -> tuple[str, int | None]:

@@ -44,7 +44,7 @@ from inference_consumers.engine_process.messages import (
 )
 from inference_consumers.engine_process.process_facts import OomKills, cpu_ms, held_bytes, is_stopped
 from inference_consumers.engines.protocol import EngineItem, EngineSpec, LoadFailed, SimulatedCost
-from inference_consumers.engines.remote.endpoints import ModelEndpoints, endpoints_of
+from inference_consumers.engines.remote.endpoints import endpoints_of
 from inference_consumers.engines.remote.endpoints_file import load_endpoints
 
 log = get_logger(__name__)
@@ -375,7 +375,32 @@ def engine_host(settings: Settings, artifacts: ArtifactStore, model: ModelVersio
     new endpoints. Raises ConfigError for a bad one."""
     entries = () if settings.endpoints_file is None else load_endpoints(settings.endpoints_file)
     endpoints = endpoints_of(entries, model.model, model.version)
-    return _engine_host(settings, model, without_settings(os.environ), artifacts, endpoints)
+    is_simulated = settings.engine == "simulated"
+    if endpoints is not None and (names := settings_below(settings, model)):
+        log.warning("remote_version_cut", model=model.model, version=model.version, raise_settings=names)
+    spec = EngineSpec(
+        model,
+        str(settings.models_dir.absolute()),
+        settings.engine_threads,
+        settings.device,
+        "simulated" if is_simulated else None,
+        SimulatedCost(
+            settings.simulated_prefill_tokens_per_s or math.inf,
+            settings.simulated_decode_tokens_per_s or math.inf,
+            settings.simulated_batch_ms,
+            settings.simulated_memory_tokens,
+        ),
+        settings.allow_unsafe_weights,
+        endpoints,
+    )
+    is_fetched = model.artifact_digest is not None and not is_simulated
+    fetch = partial(artifacts.of_version, model) if is_fetched else None
+    environment = without_settings(os.environ)
+    if model.engine != "vllm" or is_simulated:
+        return EngineHost(spec, sys.executable, environment, MODULE, fetch=fetch)
+    # vLLM has a log of its own, which is quiet by default.
+    debugging = {"VLLM_LOGGING_LEVEL": "DEBUG"} if settings.log_level == "DEBUG" else {}
+    return EngineHost(spec, str(settings.vllm_python.absolute()), {**debugging, **environment}, MODULE, fetch=fetch)
 
 
 def without_settings(environment: Mapping[str, str]) -> dict[str, str]:
@@ -400,37 +425,3 @@ def settings_below(settings: Settings, model: ModelVersion) -> list[str]:
         "MAX_BATCH_TOKENS": (settings.max_batch_tokens, model.max_batch_tokens),
     }
     return [name for name, (ours, of_version) in limits.items() if ours < of_version]
-
-
-def _engine_host(
-    settings: Settings,
-    model: ModelVersion,
-    environment: Mapping[str, str],
-    artifacts: ArtifactStore,
-    endpoints: ModelEndpoints | None,
-) -> EngineHost:
-    is_simulated = settings.engine == "simulated"
-    if endpoints is not None and (names := settings_below(settings, model)):
-        log.warning("remote_version_cut", model=model.model, version=model.version, raise_settings=names)
-    spec = EngineSpec(
-        model,
-        str(settings.models_dir.absolute()),
-        settings.engine_threads,
-        settings.device,
-        "simulated" if is_simulated else None,
-        SimulatedCost(
-            settings.simulated_prefill_tokens_per_s or math.inf,
-            settings.simulated_decode_tokens_per_s or math.inf,
-            settings.simulated_batch_ms,
-            settings.simulated_memory_tokens,
-        ),
-        settings.allow_unsafe_weights,
-        endpoints,
-    )
-    is_fetched = model.artifact_digest is not None and not is_simulated
-    fetch = partial(artifacts.of_version, model) if is_fetched else None
-    if model.engine != "vllm" or is_simulated:
-        return EngineHost(spec, sys.executable, environment, MODULE, fetch=fetch)
-    # vLLM has a log of its own, which is quiet by default.
-    debugging = {"VLLM_LOGGING_LEVEL": "DEBUG"} if settings.log_level == "DEBUG" else {}
-    return EngineHost(spec, str(settings.vllm_python.absolute()), {**debugging, **environment}, MODULE, fetch=fetch)

@@ -14,7 +14,7 @@ from fairlane_server.drift.figures import REFUSAL_CHARS, STATISTICS, AnsweredReq
 from fairlane_server.drift.monitor import DriftFinding, StatisticMonitor
 from fairlane_server.drift.stored import block_of, monitors_of, plain_block, plain_monitors
 from fairlane_server.drift.streams import DriftStream, OpenBlock, StreamKey
-from fairlane_server.erasure.erasures import ERASURE_LOCK
+from fairlane_server.erasure.erasures import SHARE_ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection
 from stream_processors.recorder.tables import json_text
 
@@ -126,7 +126,6 @@ VALUES (%(tenant)s, %(finding_id)s, %(model)s, %(task)s, %(version)s, %(statisti
     %(log_evidence)s, %(log_needed)s, %(since_ms)s, %(until_ms)s, %(blocks)s, %(before)s, %(now)s, %(found_at_ms)s)
 ON CONFLICT (tenant, finding_id) DO NOTHING
 """
-_LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 _SHOWN_BY = """
 INSERT INTO drift_samples (tenant, finding_id, request_id, strangeness, answered_at_ms, found_at_ms)
 SELECT %(tenant)s, %(finding_id)s, one.request_id, one.strangeness, one.answered_at_ms, %(found_at_ms)s
@@ -274,7 +273,7 @@ class DriftStore:
             if connection.execute(_MOVE, (look.looked_to_ms, look.looks)).rowcount != 1:
                 return False
             if found:
-                connection.execute(_LOCK_ERASURES)
+                connection.execute(SHARE_ERASURE_LOCK)
             with connection.cursor() as cursor:
                 if opened:
                     cursor.executemany(_OPENED.encode(), [_opened_row(one, now_ms) for one in opened])

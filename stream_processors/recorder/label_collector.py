@@ -18,7 +18,7 @@ from fairlane.names import PRIORITY_PREFIX
 from fairlane.outcomes import Degradation, EvaluationConsent, GuardrailResult
 from fairlane.records import SourceCoordinate, WorkItem
 from fairlane.settings import Settings
-from fairlane_server.erasure.erasures import ERASURE_LOCK
+from fairlane_server.erasure.erasures import SHARE_ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, is_value_error, reason
 from stream_processors.recorder.erased import CONVERSATION, HISTORY, REQUEST
 from stream_processors.recorder.label_sources import WorkItemLog, WorkItemLogError, input_of
@@ -118,7 +118,6 @@ WITH allowed AS (
 )
 SELECT * FROM worked ORDER BY work_topic IS NULL, random() LIMIT %(most)s
 """  # noqa: S608 - our own names
-_LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 # Recorders that queue items of one tenant count them one after another.
 _LOCK_TENANT = "SELECT pg_advisory_xact_lock(hashtextextended('fairlane.labels.' || %s, 0))"
 _OPEN_OF_TENANT = f"SELECT count(*) FROM label_items WHERE tenant = %s AND {_IS_OPEN}"  # noqa: S608 - our own names
@@ -316,7 +315,7 @@ class LabelCollector(Watch):
         }
         try:
             with self._kept.transaction(ALL_TENANTS) as connection:
-                connection.execute(_LOCK_ERASURES)
+                connection.execute(SHARE_ERASURE_LOCK)
                 connection.execute(_LOCK_TENANT, (one.tenant,))
                 (count,) = connection.execute(_OPEN_OF_TENANT, (one.tenant,)).fetchone() or (0,)
                 if count >= self._most_open:

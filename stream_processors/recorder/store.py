@@ -7,7 +7,7 @@ from typing import Any
 
 import psycopg
 
-from fairlane_server.erasure.erasures import ERASURE_LOCK
+from fairlane_server.erasure.erasures import SHARE_ERASURE_LOCK
 from fairlane_server.postgres.connection import ALL_TENANTS, ReconnectingConnection, act_for, explain, is_value_error
 from stream_processors.recorder.erased import (
     OF_REQUESTS,
@@ -55,7 +55,6 @@ FROM locked WHERE stored.topic = locked.topic AND stored.partition = locked.part
 AND stored.next_offset = locked.expected
 """
 # Held until the rows are committed.
-_LOCK_ERASURES = f"SELECT pg_advisory_xact_lock_shared({ERASURE_LOCK})".encode()
 _ANY_ERASED = b"SELECT EXISTS (SELECT FROM erased)"
 _ERASED = b"""
 SELECT about.tenant, about.kind, about.name, before_ms
@@ -197,7 +196,7 @@ def _move(connection: psycopg.Connection, moves: Mapping[Partition, Move]) -> No
 def _erased(connection: psycopg.Connection, projection: Projection) -> dict[Subject, int]:
     """Which of the batch's conversations and requests were erased, and before when. No erasure is requested from now on
     until the transaction ends."""
-    connection.execute(_LOCK_ERASURES)
+    connection.execute(SHARE_ERASURE_LOCK)
     row = connection.execute(_ANY_ERASED).fetchone()
     if row is None or not row[0]:
         return {}

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fairlane_server.evaluation.run import EvaluationRun
     from fairlane_server.evaluation.scorers import ScorerName
 
-_TIMEOUT_S = 600.0
 _BACKFILL = "backfill"
 
 
@@ -52,7 +51,7 @@ def evaluate_command(
     """Ask a model the examples of a file, and show its mean score with its 95 % interval. Stores nothing, and needs no
     Postgres; `fairlane evaluation run` stores.
 
-    Answers are greedy, and never from a cache. An example without an answer has the score 0.
+    Answers are greedy, and never from a cache. What the service refuses for want of capacity is tried again.
     """
     # Other commands run without what these need.
     from fairlane_server.evaluation.run import ExampleError
@@ -102,6 +101,7 @@ def _run(
     *,
     offline: bool,
 ) -> "EvaluationRun":
+    from fairlane_server.evaluation.asking import ONLINE_PATIENCE_S, RETRIES
     from fairlane_server.evaluation.run import EvaluationRun, request_fields
 
     run = EvaluationRun(model)
@@ -109,10 +109,10 @@ def _run(
     for fields in requests:
         if fields["task"] != "generate":
             del fields["max_tokens"]
-    with Client(tenant, settings=settings, offline=offline) as client:
+    with Client(tenant, settings=settings, offline=offline, retries=RETRIES) as client:
         handles = client.submit_many(requests)  # type: ignore[arg-type]  # checked as they are sent
         for example, handle in zip(examples.examples, list(handles), strict=True):
-            run.answered(scorer, example, handle.reply(None if offline else _TIMEOUT_S), top)
+            run.answered(scorer, example, handle.reply(None if offline else ONLINE_PATIENCE_S), top)
     return run
 
 

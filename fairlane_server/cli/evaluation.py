@@ -97,8 +97,8 @@ def run_command(
 ) -> None:
     """Ask a model the examples of a stored set, and store the scores.
 
-    Answers are greedy, and never from a cache. An example without an answer has the score 0. Ctrl-C leaves the run;
-    `fairlane evaluation resume` goes on with it, and asks nothing again that has an answer.
+    Answers are greedy, and never from a cache. What the service refuses for want of capacity is tried again. Ctrl-C
+    leaves the run; `fairlane evaluation resume` goes on with it, and asks nothing again that has an answer.
     """
     from dataclasses import replace
 

@@ -20,13 +20,14 @@ from fairlane_server.evaluation.stored_runs import request_id_of
 
 AHEAD = 500
 """Most requests that are published and not answered."""
+RETRIES = RetryPolicy(tries=100, within_ms=600_000, longest_wait_ms=120_000)
+"""Of the requests of an evaluation: what is refused for want of capacity is asked again."""
 ONLINE_PATIENCE_S = 900.0
 OFFLINE_PATIENCE_S = 15 * 86_400.0
 """Above the longest timeout of a request, behind which it has a reply."""
 BACKFILL = "backfill"
 """The priority of runs that wait instead of being shed; no class that a request can name."""
 
-_RETRIES = RetryPolicy(tries=100, within_ms=600_000, longest_wait_ms=120_000)
 _STORE_S = 2.0
 _STORE_MANY = 200
 _RENEW_S = 10.0
@@ -123,7 +124,7 @@ class RunAsking:
             fields: dict[str, Any] = {**asked.fields, "request_id": request_id_of(self.run.run_id, place, asked.part)}
             if self.priority != BACKFILL:
                 fields["priority"] = self.priority
-            handle = self.submit(retries=_RETRIES, **fields)
+            handle = self.submit(retries=RETRIES, **fields)
             self._open.append(_Open(place, asked.part, handle, self.clock()))
         return bool(self._open)
 
@@ -178,7 +179,7 @@ def asked_once(
         fields = {**asked.fields, "request_id": request_id_of(run_id, place, asked.part)}
         if priority != BACKFILL:
             fields["priority"] = priority
-        waiting.append((place, submit(retries=_RETRIES, **fields)))
+        waiting.append((place, submit(retries=RETRIES, **fields)))
         if len(waiting) >= AHEAD:
             first, handle = waiting.popleft()
             yield first, handle.reply(patience_s)

@@ -26,7 +26,7 @@ from fairlane_server.evaluation.judge import (
     question_of,
     score_of_grade,
 )
-from fairlane_server.evaluation.run import ExampleError, answer_of, request_fields
+from fairlane_server.evaluation.run import ExampleError, answer_of, request_fields, score_without_answer
 from fairlane_server.evaluation.scorers import AnswerScore, ScorerName, score
 
 ANSWER, OTHER, VERDICT, REVERSED = "answer", "other", "verdict", "reversed"
@@ -166,11 +166,10 @@ class Grading:
         return fields
 
     def _fail(self, part: str, reply: InferenceReply) -> None:
-        """An example without an answer has the score 0: a model that fails is no better than one that is wrong. That
-        another one fails says nothing of it."""
+        """That the model which answers are compared with fails says nothing of the one that is measured."""
         failure = reply.code or reply.outcome
         if part == ANSWER:
-            self._end(AnswerScore(0.0, f"no answer: {failure}"), failure)
+            self._end(score_without_answer(reply), failure)
         else:
             self._end(AnswerScore(None, f"nothing to compare with: {failure}"))
 

@@ -46,12 +46,10 @@ class EvaluationRun:
     failed: Counter[str] = field(default_factory=Counter)
 
     def answered(self, scorer: ScorerName, example: EvaluationExample, reply: InferenceReply, top: int | None) -> None:
-        """Score the next example's reply. One that is no answer has the score 0: a model that fails is no better than
-        one that is wrong."""
+        """Score the next example's reply."""
         if reply.outcome != Outcome.OK:
-            code = reply.code or reply.outcome
-            self.failed[code] += 1
-            self.scores.append(AnswerScore(0.0, f"no answer: {code}"))
+            self.failed[reply.code or reply.outcome] += 1
+            self.scores.append(score_without_answer(reply))
             return
         self.versions[reply.model_version or ""] += 1
         self.scores.append(score(scorer, example.expected, answer_of(reply), top=top))
@@ -81,6 +79,13 @@ def request_fields(example: EvaluationExample, scorer: ScorerName) -> dict[str, 
     if unknown := sorted(fields.keys() - _INPUTS):
         raise ExampleError(f"{example.example_id}: input.{unknown[0]}: no input has this field")
     return {"task": example.task or TASK_OF.get(scorer, Task.GENERATE), **fields}
+
+
+def score_without_answer(reply: InferenceReply) -> AnswerScore:
+    """The score of a reply that is no answer: 0 if the request failed, since a model that fails is no better than one
+    that is wrong; none if it was refused, expired or was cancelled, which says nothing of the model."""
+    value = 0.0 if reply.outcome == Outcome.FAILED else None
+    return AnswerScore(value, f"no answer: {reply.code or reply.outcome}")
 
 
 def answer_of(reply: InferenceReply) -> Any:

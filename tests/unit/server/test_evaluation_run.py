@@ -80,3 +80,21 @@ def test_a_model_that_fails_is_no_better_than_one_that_is_wrong() -> None:
     assert run.mean.mean == pytest.approx(1 / 3)
     assert (dict(run.versions), dict(run.failed)) == ({"2": 3}, {"engine_error": 1})
     assert run.scores[2].reason == "no answer: engine_error"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "code", "value"),
+    [
+        ("failed", "context_too_long", 0.0),
+        ("rejected", "overloaded", None),
+        ("expired", None, None),
+        ("cancelled", None, None),
+    ],
+)
+def test_what_the_service_did_not_run_says_nothing_of_the_model(
+    outcome: str, code: str | None, value: float | None
+) -> None:
+    run = EvaluationRun("words")
+    run.answered(ScorerName.EXACT, example({"prompt": "p"}), reply(outcome=outcome, code=code), None)
+    assert run.values == [value]
+    assert dict(run.failed) == {code or outcome: 1}

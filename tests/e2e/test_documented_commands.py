@@ -251,6 +251,10 @@ def session(endpoints: tuple[Endpoints, Path], tmp_path: Path) -> Session:
     for arguments in second:
         command = (sys.executable, "-m", "fairlane_server.cli", "models", *arguments)
         subprocess.run(command, env=environment, check=True, stdout=subprocess.DEVNULL)
+    for ending in (("rollout", "abort", "digits"), ("shadow", "stop", "digits")):
+        # What the document before left under way. It is refused if there is nothing.
+        command = (sys.executable, "-m", "fairlane_server.cli", *ending)
+        subprocess.run(command, env=environment, check=False, capture_output=True)
     runner_environment = environment | of_stack.postgres_env(PostgresRole.BACKFILL)
     acme = of_stack.kafka_settings(KafkaUser(KafkaRole.TENANT, "acme").name)
     with Client("acme", settings=acme) as client:

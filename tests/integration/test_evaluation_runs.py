@@ -279,7 +279,8 @@ def test_the_language_model_that_ships_is_no_judge_and_its_calibration_says_so(b
     made = bench.run("judge", "calibrate", "rated", "--judge", model, "--rubric", rubric)["calibration"]
     agreement = made["agreement"]
     assert agreement["examples"] == 40
+    judged = ("run", "rated", "--model", model, "--scorer", "judge", "--judge", model, "--rubric", rubric)
+    complaint = bench.run(*judged, code=1)
     print(f"kappa of the language model that ships: {agreement}")  # noqa: T201 - shown with -s, or when it fails
     assert agreement["refusal"] is not None
-    judged = ("run", "rated", "--model", model, "--scorer", "judge", "--judge", model, "--rubric", rubric)
-    assert agreement["refusal"] in bench.run(*judged, code=1)
+    assert agreement["refusal"] in complaint

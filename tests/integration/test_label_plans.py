@@ -69,6 +69,7 @@ def test_candidates_are_found_by_tenant_and_time(server: PostgresServer) -> None
         "recorded_since_ms": now_ms() - DAY_MS,
         "low": 0.5,
         "flagged": "flagged",
+        "drift": "drift",
         "share": 65_536,
         "priority": PRIORITY_PREFIX,
         "passed_tenants": [],

@@ -45,16 +45,17 @@ def ask(pipeline: Pipeline, tenant: str, count: int = REQUESTS) -> list[str]:
     return asked
 
 
-def counts(dsn: str, table: str, tenant: str) -> int:
+def counts(dsn: str, table: str, tenant: str, model: str) -> int:
+    """Rows of a pipeline's own model: the recorder reads those of all pipelines of the broker."""
     with connect(dsn, "tests") as connection:
         act_for(connection, ALL_TENANTS)
-        query = f"SELECT count(*) FROM {table} WHERE tenant = %s"  # noqa: S608 - our own names
-        row = connection.execute(query.encode(), (tenant,)).fetchone()
+        query = f"SELECT count(*) FROM {table} WHERE tenant = %s AND model = %s"  # noqa: S608 - our own names
+        row = connection.execute(query.encode(), (tenant, model)).fetchone()
         return int(row[0]) if row else 0
 
 
-def wait_for_rows(dsn: str, table: str, tenant: str, count: int) -> None:
-    eventually(lambda: counts(dsn, table, tenant) == count, what=f"{count} rows of {tenant} in {table}")
+def wait_for_rows(dsn: str, table: str, tenant: str, model: str, count: int) -> None:
+    eventually(lambda: counts(dsn, table, tenant, model) == count, what=f"{count} rows of {tenant} in {table}")
 
 
 def test_copies_reach_the_results_of_evaluation_and_nothing_of_the_tenant(
@@ -72,7 +73,7 @@ def test_copies_reach_the_results_of_evaluation_and_nothing_of_the_tenant(
     eventually(copies.made, what="copies")
     ends = copies.wait_all_ended()
 
-    a, b = pipeline.tenant("a"), pipeline.tenant("b")
+    a, b, model = pipeline.tenant("a"), pipeline.tenant("b"), pipeline.models[0].model
     made = copies.made()
     assert {item.evaluation.tenant for item in made if item.evaluation} == {a}, "no tenant without consent"
     assert {item.evaluation.request_id for item in made if item.evaluation} <= set(asked)
@@ -94,9 +95,9 @@ def test_copies_reach_the_results_of_evaluation_and_nothing_of_the_tenant(
         assert replies.counts == dict.fromkeys(wanted, 1)
         whole = pipeline.tenant(tenant)
         for table in ("results", "usage"):
-            wait_for_rows(migrated.owner_dsn, table, whole, len(wanted))
-    wait_for_rows(migrated.owner_dsn, "usage", names.EVALUATION_TENANT, len(made))
-    assert counts(migrated.owner_dsn, "results", names.EVALUATION_TENANT) == 0
+            wait_for_rows(migrated.owner_dsn, table, whole, model, len(wanted))
+    wait_for_rows(migrated.owner_dsn, "usage", names.EVALUATION_TENANT, model, len(made))
+    assert counts(migrated.owner_dsn, "results", names.EVALUATION_TENANT, model) == 0
 
     settings = Settings(postgres_dsn=migrated.operator_dsn)
     report = read_shadow_report(settings, shadow.run)
